@@ -1,0 +1,215 @@
+// connection.c: one session with the proxy, one request at a time.
+//
+// What: connect, hello, call (send and wait), ping, goodbye, queue counts.
+// Invariants: at most one request is unanswered, so an answer under another id
+// is a violation of the protocol; a call that was not answered in time closes
+// the connection, for its late answer could be taken for another's.
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+    PROTOCOL_MAJOR = 1,
+    PROTOCOL_MINOR = 0,
+    HELLO_MAX_FRAME_BYTES = 4096, // until the proxy has told its limit
+    DEFAULT_CONNECT_TIMEOUT_MS = 5000,
+    DEFAULT_REQUEST_TIMEOUT_MS = 30000,
+};
+
+enum awa_code awai_send_request(struct awa_connection *connection,
+                                Awa__V1__ClientFrame__RequestCase kind, void *message,
+                                struct awa_error *error)
+{
+    Awa__V1__ClientFrame request = AWA__V1__CLIENT_FRAME__INIT;
+    request.request_id = ++connection->last_request_id;
+    request.request_case = kind;
+    request.hello = message; // all members of the union are pointers to a message
+    return awai_send(&connection->stream, &request, awai_now_ms() + connection->request_timeout_ms,
+                     error);
+}
+
+enum awa_code awai_call(struct awa_connection *connection, Awa__V1__ClientFrame__RequestCase kind,
+                        void *message, uint32_t wait_ms, Awa__V1__ServerFrame **answer,
+                        struct awa_error *error)
+{
+    int64_t deadline_ms = awai_now_ms() + wait_ms + connection->request_timeout_ms;
+    enum awa_code code = awai_send_request(connection, kind, message, error);
+    if (code == AWA_OK)
+        code = awai_receive(&connection->stream, deadline_ms, answer, error);
+    if (code != AWA_OK)
+        return code;
+    if (*answer == NULL) {
+        awai_stream_close(&connection->stream);
+        return awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy did not answer in time");
+    }
+    bool own = (*answer)->request_id == connection->last_request_id;
+    if (own && (int)(*answer)->answer_case == (int)kind)
+        return AWA_OK;
+    bool is_error = (*answer)->answer_case == AWA__V1__SERVER_FRAME__ANSWER_ERROR;
+    if (is_error)
+        code = awai_fail_from_wire(error, (*answer)->error);
+    else
+        code = awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+    if (!own || !is_error)
+        awai_stream_close(&connection->stream);
+    awa__v1__server_frame__free_unpacked(*answer, NULL);
+    return code;
+}
+
+static enum awa_code open_socket(const char *address, int64_t deadline_ms, int *fd,
+                                 struct awa_error *error)
+{
+    static const char scheme[] = "unix:";
+    struct sockaddr_un peer = {.sun_family = AF_UNIX};
+    if (address == NULL || strncmp(address, scheme, strlen(scheme)) != 0)
+        return awai_fail(error, AWA_INVALID_ARGUMENT, "the address must look like unix:/path");
+    const char *path = address + strlen(scheme);
+    if (strlen(path) >= sizeof peer.sun_path)
+        return awai_fail(error, AWA_INVALID_ARGUMENT, "the path of the socket is longer than %zu",
+                         sizeof peer.sun_path - 1);
+    memcpy(peer.sun_path, path, strlen(path) + 1);
+    *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (*fd < 0)
+        return awai_fail(error, AWA_UNAVAILABLE, "socket: %s", strerror(errno));
+    // EAGAIN: the proxy's backlog is full, and a Unix socket offers nothing to poll for.
+    while (connect(*fd, (struct sockaddr *)&peer, sizeof peer) != 0) {
+        if ((errno == EAGAIN || errno == EINTR) && awai_now_ms() < deadline_ms) {
+            usleep(1000);
+            continue;
+        }
+        awai_fail(error, AWA_UNAVAILABLE, "cannot connect to %s: %s", address, strerror(errno));
+        close(*fd);
+        return AWA_UNAVAILABLE;
+    }
+    return AWA_OK;
+}
+
+static enum awa_code say_hello(struct awa_connection *connection, const char *worker_name,
+                               struct awa_error *error)
+{
+    Awa__V1__Hello hello = AWA__V1__HELLO__INIT;
+    hello.major = PROTOCOL_MAJOR;
+    hello.minor = PROTOCOL_MINOR;
+    hello.client_name = "libawa";
+    hello.client_version = AWA_VERSION;
+    hello.language = "c";
+    hello.worker_name = (char *)worker_name;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code =
+        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_HELLO, &hello, 0, &answer, error);
+    if (code != AWA_OK)
+        return code;
+    const Awa__V1__HelloOk *ok = answer->hello_ok;
+    connection->limits = (struct awa_limits){
+        .max_frame_bytes = ok->max_frame_bytes,
+        .max_args_bytes = ok->max_args_bytes,
+        .max_jobs_per_enqueue = ok->max_jobs_per_enqueue,
+        .max_claim_jobs = ok->max_claim_jobs,
+        .max_items_per_finish = ok->max_items_per_finish,
+        .max_wait_ms = ok->max_wait_ms,
+        .idle_timeout_ms = ok->idle_timeout_ms,
+    };
+    connection->stream.max_frame_bytes = ok->max_frame_bytes;
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return AWA_OK;
+}
+
+static int or_default(int value, int otherwise)
+{
+    return value > 0 ? value : otherwise;
+}
+
+enum awa_code awa_connect(const char *address, const struct awa_connect_options *options,
+                          awa_connection **connection, struct awa_error *error)
+{
+    static const struct awa_connect_options defaults = {0};
+    if (options == NULL)
+        options = &defaults;
+    int timeout_ms = or_default(options->connect_timeout_ms, DEFAULT_CONNECT_TIMEOUT_MS);
+    struct awa_connection *opened = calloc(1, sizeof *opened);
+    if (opened == NULL)
+        return awai_out_of_memory(error);
+    opened->stream = (struct awai_stream){.fd = -1, .max_frame_bytes = HELLO_MAX_FRAME_BYTES};
+    opened->request_timeout_ms = timeout_ms;
+    enum awa_code code =
+        open_socket(address, awai_now_ms() + timeout_ms, &opened->stream.fd, error);
+    if (code == AWA_OK)
+        code = say_hello(opened, options->worker_name, error);
+    if (code != AWA_OK) {
+        awa_close(opened);
+        return code;
+    }
+    opened->request_timeout_ms =
+        or_default(options->request_timeout_ms, DEFAULT_REQUEST_TIMEOUT_MS);
+    *connection = opened;
+    return AWA_OK;
+}
+
+void awa_close(awa_connection *connection)
+{
+    if (connection == NULL)
+        return;
+    awai_stream_close(&connection->stream);
+    free(connection);
+}
+
+const struct awa_limits *awa_connection_limits(const awa_connection *connection)
+{
+    return &connection->limits;
+}
+
+enum awa_code awa_goodbye(awa_connection *connection, uint32_t *released, struct awa_error *error)
+{
+    Awa__V1__Goodbye goodbye = AWA__V1__GOODBYE__INIT;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code =
+        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE, &goodbye, 0, &answer, error);
+    if (code == AWA_OK) {
+        if (released != NULL)
+            *released = answer->goodbye_ok->released;
+        awa__v1__server_frame__free_unpacked(answer, NULL);
+    }
+    awa_close(connection);
+    return code;
+}
+
+enum awa_code awa_ping(awa_connection *connection, struct awa_error *error)
+{
+    Awa__V1__Ping ping = AWA__V1__PING__INIT;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code =
+        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_PING, &ping, 0, &answer, error);
+    if (code == AWA_OK)
+        awa__v1__server_frame__free_unpacked(answer, NULL);
+    return code;
+}
+
+enum awa_code awa_queue_counts(awa_connection *connection, const char *queue,
+                               struct awa_queue_counts *counts, struct awa_error *error)
+{
+    Awa__V1__QueueCounts which = AWA__V1__QUEUE_COUNTS__INIT;
+    which.queue = (char *)queue;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code = awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_QUEUE_COUNTS, &which,
+                                   0, &answer, error);
+    if (code != AWA_OK)
+        return code;
+    const Awa__V1__QueueCountsOk *ok = answer->queue_counts_ok;
+    *counts = (struct awa_queue_counts){
+        .scheduled = ok->scheduled,
+        .available = ok->available,
+        .running = ok->running,
+        .waiting_external = ok->waiting_external,
+        .retryable = ok->retryable,
+        .completed = ok->completed,
+        .failed = ok->failed,
+        .cancelled = ok->cancelled,
+    };
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return AWA_OK;
+}

@@ -1,0 +1,82 @@
+// internal.h: what the files of libawa share and its users never see.
+//
+// What: errors, framing, the connection, and the translation between wire
+// messages and the structs of awa.h. Names begin with awai_ so that they
+// cannot meet a name of the program libawa is linked into.
+// Times are milliseconds of CLOCK_MONOTONIC; a deadline is such a time.
+#ifndef AWAI_INTERNAL_H
+#define AWAI_INTERNAL_H
+
+#include "awa.h"
+
+#include "awa/v1/awa.pb-c.h"
+
+// ---- error.c
+
+// Fills error (may be NULL) and returns code. retryable follows from the code.
+__attribute__((format(printf, 3, 4))) enum awa_code
+awai_fail(struct awa_error *error, enum awa_code code, const char *format, ...);
+enum awa_code awai_fail_from_wire(struct awa_error *error, const Awa__V1__Error *wire);
+enum awa_code awai_out_of_memory(struct awa_error *error);
+
+// ---- frame.c
+
+struct awai_stream {
+    int fd; // non-blocking; -1: closed
+    uint32_t max_frame_bytes;
+    uint8_t *in; // received, not yet handed out
+    size_t in_used, in_capacity;
+};
+
+int64_t awai_now_ms(void);
+void awai_stream_close(struct awai_stream *stream);
+
+// Any failure closes the stream: half a frame cannot be taken back.
+AWA_CHECKED enum awa_code awai_send(struct awai_stream *stream, const Awa__V1__ClientFrame *frame,
+                                    int64_t deadline_ms, struct awa_error *error);
+
+// Next frame, or NULL when none came before the deadline. Free it with
+// awa__v1__server_frame__free_unpacked(frame, NULL).
+AWA_CHECKED enum awa_code awai_receive(struct awai_stream *stream, int64_t deadline_ms,
+                                       Awa__V1__ServerFrame **frame, struct awa_error *error);
+
+// ---- connection.c
+
+struct awa_connection {
+    struct awai_stream stream;
+    struct awa_limits limits;
+    uint64_t last_request_id;
+    int request_timeout_ms;
+};
+
+// Sends `message`, a request of this kind, under a new id.
+AWA_CHECKED enum awa_code awai_send_request(struct awa_connection *connection,
+                                            Awa__V1__ClientFrame__RequestCase kind, void *message,
+                                            struct awa_error *error);
+// The same, and waits for the answer, which is of the kind with the same number
+// (awa.proto numbers them so). wait_ms: how long the request itself asks to wait.
+AWA_CHECKED enum awa_code awai_call(struct awa_connection *connection,
+                                    Awa__V1__ClientFrame__RequestCase kind, void *message,
+                                    uint32_t wait_ms, Awa__V1__ServerFrame **answer,
+                                    struct awa_error *error);
+
+// ---- jobs.c
+
+struct awai_wire_finish {
+    Awa__V1__FinishItem item;
+    union {
+        Awa__V1__Complete complete;
+        Awa__V1__Retry retry;
+        Awa__V1__Snooze snooze;
+        Awa__V1__Fail fail;
+        Awa__V1__Cancel cancel;
+    } outcome;
+};
+
+// *wire points into *receipt and *how.
+void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt *receipt,
+                         const struct awa_outcome *how);
+// One allocation, to be freed with free(); NULL when there is no memory.
+struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire);
+
+#endif

@@ -1,0 +1,227 @@
+// jobs.c: claim, finish and release by hand, and how jobs, receipts and
+// outcomes look on the wire (the worker uses that too).
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct awa_outcome outcome(enum awa_outcome_kind kind, int64_t delay_ms, const char *error)
+{
+    struct awa_outcome made = {.kind = kind, .delay_ms = delay_ms};
+    snprintf(made.error, sizeof made.error, "%s", error != NULL ? error : "");
+    return made;
+}
+
+struct awa_outcome awa_complete(void)
+{
+    return outcome(AWA_OUTCOME_COMPLETE, 0, NULL);
+}
+
+struct awa_outcome awa_retry(int64_t delay_ms, const char *error)
+{
+    return outcome(AWA_OUTCOME_RETRY, delay_ms, error);
+}
+
+struct awa_outcome awa_snooze(int64_t delay_ms)
+{
+    return outcome(AWA_OUTCOME_SNOOZE, delay_ms, NULL);
+}
+
+struct awa_outcome awa_fail(const char *error)
+{
+    return outcome(AWA_OUTCOME_FAIL, 0, error);
+}
+
+struct awa_outcome awa_cancel(const char *error)
+{
+    return outcome(AWA_OUTCOME_CANCEL, 0, error);
+}
+
+// ---- Claim
+
+// Appends `length` bytes and a NUL at *free_space, and moves it on.
+static const char *keep(char **free_space, const void *bytes, size_t length)
+{
+    char *kept = *free_space;
+    if (length > 0)
+        memcpy(kept, bytes, length);
+    kept[length] = '\0';
+    *free_space += length + 1;
+    return kept;
+}
+
+struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire)
+{
+    size_t text_bytes = strlen(wire->queue) + strlen(wire->kind) + strlen(wire->traceparent) +
+                        wire->args.len + wire->metadata.len + 5;
+    struct awa_job *job = malloc(sizeof *job + text_bytes);
+    if (job == NULL || wire->receipt.len > sizeof job->receipt.bytes) {
+        free(job);
+        return NULL;
+    }
+    char *space = (char *)(job + 1);
+    *job = (struct awa_job){
+        .id = wire->job_id,
+        .priority = wire->priority,
+        .attempt = wire->attempt,
+        .max_attempts = wire->max_attempts,
+        .created_at_us = wire->created_at_us,
+        .receipt.length_bytes = (uint8_t)wire->receipt.len,
+    };
+    memcpy(job->receipt.bytes, wire->receipt.data, wire->receipt.len);
+    job->queue = keep(&space, wire->queue, strlen(wire->queue));
+    job->kind = keep(&space, wire->kind, strlen(wire->kind));
+    job->args = keep(&space, wire->args.data, wire->args.len);
+    job->metadata = keep(&space, wire->metadata.data, wire->metadata.len);
+    job->traceparent = keep(&space, wire->traceparent, strlen(wire->traceparent));
+    return job;
+}
+
+void awa_jobs_free(struct awa_job **jobs, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        free(jobs[i]);
+    free(jobs);
+}
+
+static enum awa_code jobs_from_wire(const Awa__V1__ClaimOk *ok, struct awa_job ***jobs,
+                                    size_t *count, struct awa_error *error)
+{
+    *jobs = calloc(ok->n_jobs + 1, sizeof **jobs);
+    if (*jobs == NULL)
+        return awai_out_of_memory(error);
+    for (*count = 0; *count < ok->n_jobs; (*count)++) {
+        (*jobs)[*count] = awai_job_from_wire(ok->jobs[*count]);
+        if ((*jobs)[*count] == NULL) {
+            awa_jobs_free(*jobs, *count);
+            return awai_out_of_memory(error);
+        }
+    }
+    return AWA_OK;
+}
+
+enum awa_code awa_claim(awa_connection *connection, const struct awa_claim *claim,
+                        struct awa_job ***jobs, size_t *count, struct awa_error *error)
+{
+    Awa__V1__Claim wire = AWA__V1__CLAIM__INIT;
+    wire.n_queues = claim->queue_count;
+    wire.queues = (char **)claim->queues;
+    wire.max_jobs = claim->max_jobs;
+    wire.wait_ms = claim->wait_ms;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code = awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_CLAIM, &wire,
+                                   claim->wait_ms, &answer, error);
+    if (code != AWA_OK)
+        return code;
+    code = jobs_from_wire(answer->claim_ok, jobs, count, error);
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return code;
+}
+
+// ---- Finish and release
+
+static ProtobufCBinaryData receipt_to_wire(const struct awa_receipt *receipt)
+{
+    return (ProtobufCBinaryData){
+        .len = receipt->length_bytes,
+        .data = (uint8_t *)receipt->bytes,
+    };
+}
+
+void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt *receipt,
+                         const struct awa_outcome *how)
+{
+    awa__v1__finish_item__init(&wire->item);
+    wire->item.receipt = receipt_to_wire(receipt);
+    char *error = (char *)how->error;
+    switch (how->kind) {
+    case AWA_OUTCOME_COMPLETE:
+        wire->item.outcome_case = AWA__V1__FINISH_ITEM__OUTCOME_COMPLETE;
+        awa__v1__complete__init(&wire->outcome.complete);
+        break;
+    case AWA_OUTCOME_RETRY:
+        wire->item.outcome_case = AWA__V1__FINISH_ITEM__OUTCOME_RETRY;
+        awa__v1__retry__init(&wire->outcome.retry);
+        wire->outcome.retry.delay_ms = how->delay_ms;
+        wire->outcome.retry.error = error;
+        break;
+    case AWA_OUTCOME_SNOOZE:
+        wire->item.outcome_case = AWA__V1__FINISH_ITEM__OUTCOME_SNOOZE;
+        awa__v1__snooze__init(&wire->outcome.snooze);
+        wire->outcome.snooze.delay_ms = how->delay_ms;
+        break;
+    case AWA_OUTCOME_FAIL:
+        wire->item.outcome_case = AWA__V1__FINISH_ITEM__OUTCOME_FAIL;
+        awa__v1__fail__init(&wire->outcome.fail);
+        wire->outcome.fail.error = error;
+        break;
+    case AWA_OUTCOME_CANCEL:
+        wire->item.outcome_case = AWA__V1__FINISH_ITEM__OUTCOME_CANCEL;
+        awa__v1__cancel__init(&wire->outcome.cancel);
+        wire->outcome.cancel.error = error;
+        break;
+    }
+    wire->item.complete = &wire->outcome.complete; // all members of both unions begin alike
+}
+
+static enum awa_code take_results(const Awa__V1__FinishOk *ok, size_t count,
+                                  struct awa_finish_result *results, struct awa_error *error)
+{
+    if (ok->n_results != count)
+        return awai_fail(error, AWA_INTERNAL, "the proxy answered %zu of %zu items", ok->n_results,
+                         count);
+    for (size_t i = 0; i < count; i++) {
+        results[i] =
+            (struct awa_finish_result){.status = (enum awa_finish_status)ok->results[i]->status};
+        if (ok->results[i]->error != NULL)
+            awai_fail_from_wire(&results[i].error, ok->results[i]->error);
+    }
+    return AWA_OK;
+}
+
+enum awa_code awa_finish(awa_connection *connection, const struct awa_finish *items, size_t count,
+                         struct awa_finish_result *results, struct awa_error *error)
+{
+    struct awai_wire_finish *wire = calloc(count, sizeof *wire + sizeof(Awa__V1__FinishItem *));
+    if (wire == NULL)
+        return awai_out_of_memory(error);
+    Awa__V1__Finish finish = AWA__V1__FINISH__INIT;
+    finish.n_items = count;
+    finish.items = (Awa__V1__FinishItem **)(wire + count);
+    for (size_t i = 0; i < count; i++) {
+        awai_finish_to_wire(&wire[i], &items[i].receipt, &items[i].outcome);
+        finish.items[i] = &wire[i].item;
+    }
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code =
+        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_FINISH, &finish, 0, &answer, error);
+    free(wire);
+    if (code != AWA_OK)
+        return code;
+    code = take_results(answer->finish_ok, count, results, error);
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return code;
+}
+
+enum awa_code awa_release(awa_connection *connection, const struct awa_receipt *receipts,
+                          size_t count, struct awa_finish_result *results, struct awa_error *error)
+{
+    ProtobufCBinaryData *wire = calloc(count, sizeof *wire);
+    if (wire == NULL)
+        return awai_out_of_memory(error);
+    for (size_t i = 0; i < count; i++)
+        wire[i] = receipt_to_wire(&receipts[i]);
+    Awa__V1__Release release = AWA__V1__RELEASE__INIT;
+    release.n_receipts = count;
+    release.receipts = wire;
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code =
+        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_RELEASE, &release, 0, &answer, error);
+    free(wire);
+    if (code != AWA_OK)
+        return code;
+    code = take_results(answer->release_ok, count, results, error);
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return code;
+}

@@ -1,0 +1,64 @@
+// pool.h: the handler threads of a worker, and the tasks they pass around.
+//
+// What: the worker pushes tasks as ready; a thread runs the handler on each and
+// moves it to finished; the worker takes it from there. Every call may be made
+// from any thread. When finished stops being empty, wake_fd (an eventfd that
+// belongs to the worker) is written.
+// Life of a task: ready -> running (on no list) -> finished -> the worker's.
+#ifndef AWAI_POOL_H
+#define AWAI_POOL_H
+
+#include "awa.h"
+
+#include <pthread.h>
+
+struct task {
+    struct awa_job *job;
+    struct awa_outcome outcome; // set once finished
+    uint64_t request_id;        // of the Finish it was sent in
+    struct task *next;
+};
+
+struct task_list {
+    struct task *first, **end;
+    size_t count;
+};
+
+void awai_list_init(struct task_list *list);
+void awai_list_push(struct task_list *list, struct task *task);
+struct task *awai_list_pop(struct task_list *list); // NULL: empty
+void awai_list_clear(struct task_list *list);       // frees the tasks
+
+struct pool {
+    awa_handler handler;
+    void *context;
+    int wake_fd;
+    unsigned concurrency, started;
+    pthread_t *threads;
+    pthread_mutex_t mutex; // guards what follows
+    pthread_cond_t work;   // something is ready, or quitting
+    bool quitting;
+    struct task_list ready, finished;
+    size_t running;
+    uint64_t executed;
+};
+
+struct pool_load {
+    size_t held; // ready and running
+    size_t finished;
+};
+
+AWA_CHECKED bool awai_pool_init(struct pool *pool, const struct awa_worker_options *options,
+                                int wake_fd);
+AWA_CHECKED enum awa_code awai_pool_start(struct pool *pool, struct awa_error *error);
+void awai_pool_stop(struct pool *pool); // drops what is ready, waits for what is running
+void awai_pool_destroy(struct pool *pool);
+
+void awai_pool_push_ready(struct pool *pool, struct task *task);
+void awai_pool_push_finished(struct pool *pool, struct task *task);
+struct task *awai_pool_pop_ready(struct pool *pool);    // NULL: none
+struct task *awai_pool_pop_finished(struct pool *pool); // NULL: none
+struct pool_load awai_pool_load(struct pool *pool);
+void awai_wake(int wake_fd); // async-signal-safe
+
+#endif

@@ -1,0 +1,469 @@
+// worker.c: claims jobs, has the pool run the handler on them, sends the outcomes.
+//
+// What: one loop in the calling thread, which owns the connection; a turn sends
+// what is due (one Finish with all outcomes there are, one Claim for the free
+// room), waits, and takes what has come.
+// Invariants: held (ready and running) <= capacity, all tasks <= 2 * capacity;
+// an outcome is kept until it is answered, so a lost connection loses none: the
+// proxy hands the session's attempts back, and answers a late outcome STALE.
+// Not in it: threads and their lists (pool.c).
+#include "internal.h"
+#include "pool.h"
+
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    CLAIM_WAIT_MS = 20000,
+    PAUSE_MS = 100, // before a request that failed is repeated
+    BACKOFF_MIN_MS = 100,
+    BACKOFF_MAX_MS = 5000,
+    CONCURRENCY_MAX = 4096,
+    PREFETCH_MAX = 65536,
+};
+
+struct awa_worker {
+    struct awa_worker_options options;
+    size_t capacity; // concurrency and prefetch
+    int wake_fd;     // written when an outcome is there, and to stop
+    atomic_bool stopping;
+    struct pool pool;
+    struct awa_connection *connection;
+    struct task_list sent;   // in a Finish that is not answered
+    uint64_t claim_id;       // request id of the Claim in flight; 0: none
+    uint64_t goodbye_id;     // the same for Goodbye
+    bool parted;             // Goodbye is answered
+    int64_t paused_until_ms; // no Claim and no Finish before
+    int64_t last_heard_ms, last_pinged_ms;
+    struct awa_worker_stats stats;
+};
+
+// ---- Requests: sent without waiting; the answers come to on_frame()
+
+static size_t wanted_jobs(struct awa_worker *worker)
+{
+    struct pool_load load = awai_pool_load(&worker->pool);
+    size_t wanted = worker->capacity - load.held;
+    size_t room = 2 * worker->capacity - (load.held + load.finished + worker->sent.count);
+    size_t allowed = worker->connection->limits.max_claim_jobs;
+    wanted = wanted < room ? wanted : room;
+    return wanted < allowed ? wanted : allowed;
+}
+
+static enum awa_code send_claim(struct awa_worker *worker, struct awa_error *error)
+{
+    size_t wanted = worker->claim_id == 0 ? wanted_jobs(worker) : 0;
+    if (wanted == 0)
+        return AWA_OK;
+    uint32_t longest_ms = worker->connection->limits.max_wait_ms;
+    Awa__V1__Claim claim = AWA__V1__CLAIM__INIT;
+    claim.n_queues = worker->options.queue_count;
+    claim.queues = (char **)worker->options.queues;
+    claim.max_jobs = (uint32_t)wanted;
+    claim.wait_ms = longest_ms < CLAIM_WAIT_MS ? longest_ms : CLAIM_WAIT_MS;
+    enum awa_code code =
+        awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_CLAIM, &claim, error);
+    worker->claim_id = worker->connection->last_request_id;
+    return code;
+}
+
+// Sends as many outcomes as one Finish may hold; *count tells how many.
+static enum awa_code send_finish(struct awa_worker *worker, size_t *count, struct awa_error *error)
+{
+    size_t limit = worker->connection->limits.max_items_per_finish;
+    size_t there = awai_pool_load(&worker->pool).finished;
+    *count = there < limit ? there : limit;
+    if (*count == 0)
+        return AWA_OK;
+    struct awai_wire_finish *wire = calloc(*count, sizeof *wire + sizeof(Awa__V1__FinishItem *));
+    if (wire == NULL)
+        return awai_out_of_memory(error);
+    Awa__V1__Finish finish = AWA__V1__FINISH__INIT;
+    finish.n_items = *count;
+    finish.items = (Awa__V1__FinishItem **)(wire + *count);
+    for (size_t i = 0; i < *count; i++) {
+        struct task *task = awai_pool_pop_finished(&worker->pool); // only this thread takes them
+        awai_finish_to_wire(&wire[i], &task->job->receipt, &task->outcome);
+        finish.items[i] = &wire[i].item;
+        task->request_id = worker->connection->last_request_id + 1;
+        awai_list_push(&worker->sent, task);
+    }
+    enum awa_code code = awai_send_request(worker->connection,
+                                           AWA__V1__CLIENT_FRAME__REQUEST_FINISH, &finish, error);
+    free(wire);
+    return code;
+}
+
+static enum awa_code send_finishes(struct awa_worker *worker, struct awa_error *error)
+{
+    enum awa_code code;
+    size_t count;
+    do
+        code = send_finish(worker, &count, error);
+    while (code == AWA_OK && count > 0);
+    return code;
+}
+
+static enum awa_code send_release(struct awa_worker *worker, ProtobufCBinaryData *receipt,
+                                  struct awa_error *error)
+{
+    Awa__V1__Release release = AWA__V1__RELEASE__INIT;
+    release.n_receipts = 1;
+    release.receipts = receipt;
+    return awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_RELEASE, &release,
+                             error);
+}
+
+// Gives back what no handler has begun.
+static enum awa_code release_ready(struct awa_worker *worker, struct awa_error *error)
+{
+    enum awa_code code = AWA_OK;
+    for (struct task *task;
+         code == AWA_OK && (task = awai_pool_pop_ready(&worker->pool)) != NULL;) {
+        ProtobufCBinaryData receipt = {.data = task->job->receipt.bytes,
+                                       .len = task->job->receipt.length_bytes};
+        code = send_release(worker, &receipt, error);
+        free(task->job);
+        free(task);
+    }
+    return code;
+}
+
+// Gives back what came after the stop; once Goodbye is sent, that does it.
+static enum awa_code release_unwanted(struct awa_worker *worker, const Awa__V1__ClaimOk *ok,
+                                      struct awa_error *error)
+{
+    enum awa_code code = AWA_OK;
+    for (size_t i = 0; i < ok->n_jobs && code == AWA_OK && worker->goodbye_id == 0; i++)
+        code = send_release(worker, &ok->jobs[i]->receipt, error);
+    return code;
+}
+
+static enum awa_code send_ping(struct awa_worker *worker, struct awa_error *error)
+{
+    Awa__V1__Ping ping = AWA__V1__PING__INIT;
+    worker->last_pinged_ms = awai_now_ms();
+    return awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_PING, &ping, error);
+}
+
+static enum awa_code send_goodbye(struct awa_worker *worker, struct awa_error *error)
+{
+    Awa__V1__Goodbye goodbye = AWA__V1__GOODBYE__INIT;
+    enum awa_code code = awai_send_request(worker->connection,
+                                           AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE, &goodbye, error);
+    worker->goodbye_id = worker->connection->last_request_id;
+    return code;
+}
+
+// ---- Answers
+
+static enum awa_code on_jobs(struct awa_worker *worker, const Awa__V1__ClaimOk *ok,
+                             struct awa_error *error)
+{
+    worker->claim_id = 0;
+    if (atomic_load(&worker->stopping))
+        return release_unwanted(worker, ok, error);
+    for (size_t i = 0; i < ok->n_jobs; i++) {
+        struct task *task = calloc(1, sizeof *task);
+        if (task == NULL || (task->job = awai_job_from_wire(ok->jobs[i])) == NULL) {
+            free(task);
+            return awai_out_of_memory(error);
+        }
+        awai_pool_push_ready(&worker->pool, task);
+    }
+    return AWA_OK;
+}
+
+static void send_again(struct awa_worker *worker, struct task *task)
+{
+    worker->paused_until_ms = awai_now_ms() + PAUSE_MS;
+    awai_pool_push_finished(&worker->pool, task);
+}
+
+static void on_status(struct awa_worker *worker, struct task *task, Awa__V1__FinishStatus status)
+{
+    if (status == AWA__V1__FINISH_STATUS__STATUS_ABORTED) {
+        send_again(worker, task);
+        return;
+    }
+    if (status == AWA__V1__FINISH_STATUS__DONE || status == AWA__V1__FINISH_STATUS__ALREADY_DONE)
+        worker->stats.done++;
+    else
+        worker->stats.not_accepted++;
+    free(task->job);
+    free(task);
+}
+
+// Settles the tasks sent in request_id: by their results, or all as aborted (ok is NULL).
+static void settle(struct awa_worker *worker, uint64_t request_id, const Awa__V1__FinishOk *ok)
+{
+    size_t index = 0;
+    for (size_t left = worker->sent.count; left > 0; left--) {
+        struct task *task = awai_list_pop(&worker->sent);
+        if (task->request_id != request_id)
+            awai_list_push(&worker->sent, task);
+        else if (ok != NULL && index < ok->n_results)
+            on_status(worker, task, ok->results[index++]->status);
+        else
+            send_again(worker, task);
+    }
+}
+
+static enum awa_code on_error(struct awa_worker *worker, uint64_t request_id,
+                              const Awa__V1__Error *wire, struct awa_error *error)
+{
+    if (request_id == 0 || !wire->retryable)
+        return awai_fail_from_wire(error, wire);
+    if (request_id == worker->claim_id)
+        worker->claim_id = 0;
+    worker->paused_until_ms = awai_now_ms() + PAUSE_MS;
+    settle(worker, request_id, NULL);
+    return AWA_OK;
+}
+
+static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFrame *frame,
+                              struct awa_error *error)
+{
+    worker->last_heard_ms = awai_now_ms();
+    switch (frame->answer_case) {
+    case AWA__V1__SERVER_FRAME__ANSWER_CLAIM_OK: return on_jobs(worker, frame->claim_ok, error);
+    case AWA__V1__SERVER_FRAME__ANSWER_FINISH_OK:
+        settle(worker, frame->request_id, frame->finish_ok);
+        return AWA_OK;
+    case AWA__V1__SERVER_FRAME__ANSWER_ERROR:
+        return on_error(worker, frame->request_id, frame->error, error);
+    case AWA__V1__SERVER_FRAME__ANSWER_GOODBYE_OK: worker->parted = true; return AWA_OK;
+    case AWA__V1__SERVER_FRAME__ANSWER_PONG:
+    case AWA__V1__SERVER_FRAME__ANSWER_RELEASE_OK: return AWA_OK;
+    case AWA__V1__SERVER_FRAME__ANSWER_HELLO_OK:
+    case AWA__V1__SERVER_FRAME__ANSWER_ENQUEUE_OK:
+    case AWA__V1__SERVER_FRAME__ANSWER_QUEUE_COUNTS_OK:
+    case AWA__V1__SERVER_FRAME__ANSWER__NOT_SET:
+    case _AWA__V1__SERVER_FRAME__ANSWER__CASE_IS_INT_SIZE: break;
+    }
+    return awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+}
+
+static enum awa_code receive_what_is_there(struct awa_worker *worker, struct awa_error *error)
+{
+    for (;;) {
+        Awa__V1__ServerFrame *frame;
+        enum awa_code code = awai_receive(&worker->connection->stream, 0, &frame, error);
+        if (code != AWA_OK || frame == NULL)
+            return code;
+        code = on_frame(worker, frame, error);
+        awa__v1__server_frame__free_unpacked(frame, NULL);
+        if (code != AWA_OK || worker->parted)
+            return code;
+    }
+}
+
+// ---- The loop
+
+// Nothing heard for a third of the idle timeout: ping. For all of it: the proxy is gone.
+static enum awa_code keep_alive(struct awa_worker *worker, struct awa_error *error)
+{
+    int64_t now_ms = awai_now_ms();
+    int64_t timeout_ms = worker->connection->limits.idle_timeout_ms;
+    if (now_ms - worker->last_heard_ms >= timeout_ms)
+        return awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy has gone silent");
+    bool quiet = now_ms - worker->last_heard_ms >= timeout_ms / 3;
+    bool pinged = now_ms - worker->last_pinged_ms < timeout_ms / 3;
+    return quiet && !pinged ? send_ping(worker, error) : AWA_OK;
+}
+
+// Stopping, and nothing is left to do or to be answered.
+static bool is_drained(struct awa_worker *worker)
+{
+    struct pool_load load = awai_pool_load(&worker->pool);
+    return atomic_load(&worker->stopping) && load.held == 0 && load.finished == 0 &&
+           worker->sent.count == 0;
+}
+
+static enum awa_code send_what_is_due(struct awa_worker *worker, struct awa_error *error)
+{
+    bool stopping = atomic_load(&worker->stopping);
+    enum awa_code code = keep_alive(worker, error);
+    if (code == AWA_OK && stopping)
+        code = release_ready(worker, error);
+    if (code == AWA_OK && awai_now_ms() >= worker->paused_until_ms) {
+        code = send_finishes(worker, error);
+        if (code == AWA_OK && !stopping)
+            code = send_claim(worker, error);
+    }
+    if (code == AWA_OK && worker->goodbye_id == 0 && is_drained(worker))
+        code = send_goodbye(worker, error);
+    return code;
+}
+
+static void drain_wakes(const struct awa_worker *worker)
+{
+    uint64_t wakes;
+    while (read(worker->wake_fd, &wakes, sizeof wakes) > 0)
+        ;
+}
+
+static void wait_for_events(struct awa_worker *worker)
+{
+    int64_t timeout_ms = worker->connection->limits.idle_timeout_ms / 6;
+    int64_t pause_ms = worker->paused_until_ms - awai_now_ms();
+    if (pause_ms > 0 && pause_ms < timeout_ms)
+        timeout_ms = pause_ms;
+    struct pollfd watched[] = {{.fd = worker->connection->stream.fd, .events = POLLIN},
+                               {.fd = worker->wake_fd, .events = POLLIN}};
+    poll(watched, 2, (int)timeout_ms);
+    drain_wakes(worker);
+}
+
+// Until Goodbye is answered, or the connection fails.
+static enum awa_code run_session(struct awa_worker *worker, struct awa_error *error)
+{
+    enum awa_code code = AWA_OK;
+    worker->claim_id = 0;
+    worker->last_heard_ms = awai_now_ms();
+    while (code == AWA_OK && !worker->parted) {
+        code = send_what_is_due(worker, error);
+        if (code == AWA_OK) {
+            wait_for_events(worker);
+            code = receive_what_is_there(worker, error);
+        }
+    }
+    // Everything was answered before Goodbye, so what goes wrong after it is no loss.
+    return worker->goodbye_id != 0 ? AWA_OK : code;
+}
+
+static enum awa_code open_connection(struct awa_worker *worker, struct awa_error *error)
+{
+    struct awa_connect_options options = {.worker_name = worker->options.name};
+    return awa_connect(worker->options.address, &options, &worker->connection, error);
+}
+
+static void wait_before_reconnect(struct awa_worker *worker, int backoff_ms)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int jitter_ms = (int)(now.tv_nsec / 1000 % (backoff_ms / 2)); // random enough
+    int64_t until_ms = awai_now_ms() + backoff_ms / 2 + jitter_ms;
+    struct pollfd watched = {.fd = worker->wake_fd, .events = POLLIN};
+    for (int64_t now_ms; (now_ms = awai_now_ms()) < until_ms;) {
+        if (atomic_load(&worker->stopping))
+            return;
+        poll(&watched, 1, (int)(until_ms - now_ms));
+        drain_wakes(worker);
+    }
+}
+
+// What had not started is no longer ours; outcomes without an answer are sent again.
+static void forget_session(struct awa_worker *worker)
+{
+    awa_close(worker->connection);
+    worker->connection = NULL;
+    for (struct task *task; (task = awai_pool_pop_ready(&worker->pool)) != NULL;) {
+        free(task->job);
+        free(task);
+    }
+    for (struct task *task; (task = awai_list_pop(&worker->sent)) != NULL;)
+        awai_pool_push_finished(&worker->pool, task);
+}
+
+// A worker that is stopping tries once.
+static enum awa_code reconnect(struct awa_worker *worker, struct awa_error *error)
+{
+    for (int backoff_ms = BACKOFF_MIN_MS;; backoff_ms = 2 * backoff_ms) {
+        if (backoff_ms > BACKOFF_MAX_MS)
+            backoff_ms = BACKOFF_MAX_MS;
+        wait_before_reconnect(worker, backoff_ms);
+        enum awa_code code = open_connection(worker, error);
+        if (code == AWA_OK)
+            worker->stats.reconnects++;
+        if (code == AWA_OK || !error->retryable || atomic_load(&worker->stopping))
+            return code;
+    }
+}
+
+static enum awa_code run_sessions(struct awa_worker *worker, struct awa_error *error)
+{
+    for (;;) {
+        enum awa_code code = run_session(worker, error);
+        if (code == AWA_OK || !error->retryable)
+            return code;
+        forget_session(worker);
+        code = reconnect(worker, error);
+        if (code != AWA_OK)
+            return code;
+    }
+}
+
+// ---- Public
+
+enum awa_code awa_worker_run(awa_worker *worker, struct awa_error *error)
+{
+    struct awa_error failure = {.code = AWA_OK};
+    enum awa_code code = open_connection(worker, &failure);
+    if (code == AWA_OK)
+        code = awai_pool_start(&worker->pool, &failure);
+    if (code == AWA_OK)
+        code = run_sessions(worker, &failure);
+    awai_pool_stop(&worker->pool);
+    awa_close(worker->connection);
+    worker->connection = NULL;
+    worker->stats.executed = worker->pool.executed;
+    if (code != AWA_OK && error != NULL)
+        *error = failure;
+    return code;
+}
+
+void awa_worker_stop(awa_worker *worker)
+{
+    atomic_store(&worker->stopping, true);
+    awai_wake(worker->wake_fd);
+}
+
+struct awa_worker_stats awa_worker_get_stats(const awa_worker *worker)
+{
+    return worker->stats;
+}
+
+enum awa_code awa_worker_new(const struct awa_worker_options *options, awa_worker **worker,
+                             struct awa_error *error)
+{
+    if (options->handler == NULL || options->queue_count == 0)
+        return awai_fail(error, AWA_INVALID_ARGUMENT, "a worker needs a handler and a queue");
+    if (options->concurrency > CONCURRENCY_MAX || options->prefetch > PREFETCH_MAX ||
+        options->prefetch < AWA_NO_PREFETCH)
+        return awai_fail(error, AWA_INVALID_ARGUMENT, "concurrency is beyond %d or prefetch %d",
+                         CONCURRENCY_MAX, PREFETCH_MAX);
+    struct awa_worker *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return awai_out_of_memory(error);
+    made->options = *options;
+    if (options->concurrency == 0)
+        made->options.concurrency = 1;
+    size_t prefetch = made->options.concurrency;
+    if (options->prefetch != 0)
+        prefetch = options->prefetch == AWA_NO_PREFETCH ? 0 : (size_t)options->prefetch;
+    made->capacity = made->options.concurrency + prefetch;
+    awai_list_init(&made->sent);
+    made->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!awai_pool_init(&made->pool, &made->options, made->wake_fd) || made->wake_fd < 0) {
+        awa_worker_free(made);
+        return awai_fail(error, AWA_RESOURCE_EXHAUSTED, "no memory or no file descriptor left");
+    }
+    *worker = made;
+    return AWA_OK;
+}
+
+void awa_worker_free(awa_worker *worker)
+{
+    if (worker == NULL)
+        return;
+    awai_list_clear(&worker->sent);
+    awai_pool_destroy(&worker->pool);
+    if (worker->wake_fd >= 0)
+        close(worker->wake_fd);
+    free(worker);
+}

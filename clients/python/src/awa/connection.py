@@ -1,0 +1,146 @@
+"""Frames over a Unix socket: protobuf messages, each behind its length as a varint.
+
+Any failure to read or write closes the connection: half a frame cannot be taken back.
+"""
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+import awa_pb2 as pb
+
+from .errors import Code, Error
+
+SCHEME = "unix:"
+VERSION = "0.1.0"
+PREFIX_MAX_BYTES = 5
+READ_BYTES = 256 * 1024
+HELLO_MAX_FRAME_BYTES = 4096    # until the proxy has told its limit
+
+
+def encode_frame(frame: pb.ClientFrame) -> bytes:
+    body = frame.SerializeToString()
+    prefix = bytearray()
+    rest = len(body)
+    while rest > 0x7F:
+        prefix.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    prefix.append(rest)
+    return bytes(prefix) + body
+
+
+class Connection:
+    """One session. Not for several threads at once."""
+
+    limits: pb.HelloOk
+
+    def __init__(self, address: str, worker_name: str, timeout_s: float) -> None:
+        if not address.startswith(SCHEME):
+            raise Error(Code.INVALID_ARGUMENT, "the address must look like unix:/path")
+        self._received = bytearray()
+        self._last_request_id = 0
+        self._timeout_s = timeout_s
+        self._max_frame_bytes = HELLO_MAX_FRAME_BYTES
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(timeout_s)
+        try:
+            self.socket.connect(address[len(SCHEME):])
+        except OSError as failure:
+            self.close()
+            raise Error(Code.UNAVAILABLE, f"cannot connect to {address}: {failure}") from failure
+        self._greet(worker_name)
+
+    def _greet(self, worker_name: str) -> None:
+        hello = pb.Hello(major=1, minor=0, client_name="awa-python", client_version=VERSION,
+                         language="python", worker_name=worker_name)
+        try:
+            self.limits = self.call(pb.ClientFrame(hello=hello), "hello_ok").hello_ok
+        except Error:
+            self.close()
+            raise
+        self._max_frame_bytes = self.limits.max_frame_bytes
+
+    def close(self) -> None:
+        self.socket.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.socket.fileno() < 0
+
+    def _lost(self, how: object) -> Error:
+        self.close()
+        return Error(Code.DEADLINE_EXCEEDED, f"the connection was lost: {how}")
+
+    def send(self, frame: pb.ClientFrame) -> int:
+        """Sends frame under a new request id and returns that."""
+        if self.is_closed:
+            raise Error(Code.UNAVAILABLE, "the connection is closed")
+        self._last_request_id += 1
+        frame.request_id = self._last_request_id
+        encoded = encode_frame(frame)
+        if len(encoded) - PREFIX_MAX_BYTES > self._max_frame_bytes:
+            raise Error(Code.INVALID_ARGUMENT, f"the request is {len(encoded)} bytes, "
+                                               f"the limit is {self._max_frame_bytes}")
+        try:
+            self.socket.settimeout(self._timeout_s)
+            self.socket.sendall(encoded)
+        except OSError as failure:
+            raise self._lost(failure) from failure
+        return frame.request_id
+
+    def receive(self, timeout_s: float) -> pb.ServerFrame | None:
+        """The next frame; None when there was none in time."""
+        deadline = time.monotonic() + timeout_s
+        while (frame := self._take_frame()) is None:
+            if self.is_closed:
+                raise Error(Code.UNAVAILABLE, "the connection is closed")
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                if not select.select([self.socket], [], [], left_s)[0]:
+                    return None
+                received = self.socket.recv(READ_BYTES)
+            except OSError as failure:
+                raise self._lost(failure) from failure
+            if not received:
+                raise self._lost("closed by the proxy")
+            self._received += received
+        return frame
+
+    def _take_frame(self) -> pb.ServerFrame | None:
+        length = 0
+        for used, byte in enumerate(self._received[:PREFIX_MAX_BYTES], 1):
+            length |= (byte & 0x7F) << 7 * (used - 1)
+            if byte < 0x80:
+                break
+        else:
+            if len(self._received) >= PREFIX_MAX_BYTES:
+                raise self._lost("the proxy sent a malformed frame")
+            return None
+        if length > self._max_frame_bytes:
+            raise self._lost("the proxy sent a frame beyond the limit")
+        if len(self._received) < used + length:
+            return None
+        body = bytes(self._received[used:used + length])
+        del self._received[:used + length]
+        try:
+            return pb.ServerFrame.FromString(body)
+        except Exception as failure:
+            raise self._lost(f"the proxy sent a malformed frame: {failure}") from failure
+
+    def call(self, request: pb.ClientFrame, expected: str, wait_s: float = 0) -> pb.ServerFrame:
+        """Sends request and returns its answer, which must be of the kind `expected`. An answer
+        that does not come in time closes the connection: it could be taken for another's."""
+        request_id = self.send(request)
+        answer = self.receive(wait_s + self._timeout_s)
+        if answer is None:
+            raise self._lost("the proxy did not answer in time")
+        kind = answer.WhichOneof("answer")
+        own = answer.request_id == request_id
+        if own and kind == expected:
+            return answer
+        if not own or kind != "error":
+            self.close()
+        if kind == "error":
+            raise Error.from_wire(answer.error)
+        raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")

@@ -1,0 +1,269 @@
+"""Worker: claims jobs, runs a handler on them in a thread pool, sends the outcomes.
+
+One loop, in the thread that calls run(), owns the connection; a turn sends what is due (one Finish
+with all outcomes there are, one Claim for the free room), waits, and takes what has come. An
+outcome is kept until it is answered, so a lost connection loses none: the proxy hands the session's
+attempts back, and answers a late outcome STALE.
+"""
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import os
+import random
+import select
+import time
+from typing import Callable, Sequence
+
+import awa_pb2 as pb
+
+from .connection import Connection
+from .errors import Code, Error
+from .types import Complete, Job, Outcome, Retry
+
+Handler = Callable[[Job], Outcome | None]
+
+CONNECT_TIMEOUT_S = 5.0
+CLAIM_WAIT_MS = 20_000
+PAUSE_S = 0.1               # before a request that failed is repeated
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+
+
+@dataclasses.dataclass
+class WorkerStats:
+    executed: int = 0       # handlers that returned
+    done: int = 0           # outcomes that are durable
+    not_accepted: int = 0   # outcomes answered STALE, NOT_FOUND or INVALID
+    reconnects: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    job: Job
+    outcome: Outcome
+
+
+def run_handler(handler: Handler, job: Job) -> Outcome:
+    try:
+        return handler(job) or Complete()
+    except Outcome as outcome:
+        return outcome
+    except Exception as failure:
+        return Retry(f"{type(failure).__name__}: {failure}")
+
+
+class Worker:
+    """Works on queues (in strict order of preference) until stop().
+
+    handler(job) runs in up to `concurrency` threads at once. It returns None or an Outcome or
+    raises one; any other exception means Retry with its text. `prefetch` more jobs are held ready
+    (default: as many again).
+    """
+
+    def __init__(self, address: str, queues: Sequence[str], handler: Handler, *,
+                 concurrency: int = 10, prefetch: int | None = None, name: str = "") -> None:
+        if concurrency < 1 or not queues or (prefetch or 0) < 0:
+            raise Error(Code.INVALID_ARGUMENT, "a worker needs a queue and a thread")
+        self.stats = WorkerStats()
+        self._address, self._name = address, name
+        self._queues, self._handler = list(queues), handler
+        self._concurrency = concurrency
+        self._capacity = concurrency + (concurrency if prefetch is None else prefetch)
+        self._futures: dict[concurrent.futures.Future[Outcome], Job] = {}   # held: ready, running
+        self._finished: collections.deque[Finished] = collections.deque()   # to be sent
+        self._sent: dict[int, list[Finished]] = {}                          # by request id
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+
+    def stop(self) -> None:
+        """May be called from any thread and from a signal handler. run() then claims nothing more,
+        releases what has not started, and returns when the last outcome is answered."""
+        self._stopping = True
+        self._wake()
+
+    def run(self) -> None:
+        """Reconnects by itself; raises when the first connection fails or the proxy refuses the
+        worker's requests. Call it once."""
+        self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "awa-handler")
+        try:
+            while not self._run_session():
+                self._reconnect()
+        finally:
+            self._connection.close()
+            self._pool.shutdown(cancel_futures=True)
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            os.close(wake_fd)
+
+    # The loop
+
+    def _run_session(self) -> bool:
+        """True when all is done, False when the connection was lost."""
+        self._claim_id = self._goodbye_id = 0
+        self._parted = False
+        self._paused_until = 0.0
+        self._last_heard = self._last_pinged = time.monotonic()
+        try:
+            while not self._parted:
+                self._send_what_is_due()
+                self._wait_for_events()
+                while not self._parted and (frame := self._connection.receive(0)) is not None:
+                    self._on_frame(frame)
+        except Error as error:
+            if self._goodbye_id == 0 and not error.retryable:
+                raise
+        # Everything was answered before Goodbye, so what goes wrong after it is no loss.
+        return self._goodbye_id != 0
+
+    def _send_what_is_due(self) -> None:
+        self._keep_alive()
+        self._collect()
+        if self._stopping:
+            self._release_ready()
+        if time.monotonic() >= self._paused_until:
+            self._send_finishes()
+            if not self._stopping:
+                self._send_claim()
+        drained = not (self._futures or self._finished or self._sent)
+        if self._stopping and drained and self._goodbye_id == 0:
+            self._goodbye_id = self._connection.send(pb.ClientFrame(goodbye=pb.Goodbye()))
+
+    def _keep_alive(self) -> None:
+        now, timeout_s = time.monotonic(), self._connection.limits.idle_timeout_ms / 1000
+        if now - self._last_heard >= timeout_s:
+            raise Error(Code.DEADLINE_EXCEEDED, "the proxy has gone silent")
+        if min(now - self._last_heard, now - self._last_pinged) >= timeout_s / 3:
+            self._last_pinged = now
+            self._connection.send(pb.ClientFrame(ping=pb.Ping()))
+
+    def _wait_for_events(self) -> None:
+        timeout_s = self._connection.limits.idle_timeout_ms / 1000 / 6
+        pause_s = self._paused_until - time.monotonic()
+        if 0 < pause_s < timeout_s:
+            timeout_s = pause_s
+        select.select([self._connection.socket.fileno(), self._wake_fd], [], [], timeout_s)
+        self._drain_wakes()
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:      # else run() is over
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _drain_wakes(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            pass
+
+    def _reconnect(self) -> None:
+        """What had not started is no longer ours; outcomes without an answer are sent again. A
+        worker that is stopping tries once."""
+        self._connection.close()
+        for future in [future for future in self._futures if future.cancel()]:
+            del self._futures[future]
+        for sent in self._sent.values():
+            self._finished += sent
+        self._sent.clear()
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            if not self._stopping:
+                select.select([self._wake_fd], [], [], backoff_s * random.uniform(0.5, 1))
+                self._drain_wakes()
+            try:
+                self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
+                self.stats.reconnects += 1
+                return
+            except Error as error:
+                if self._stopping or not error.retryable:
+                    raise
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    # Requests: sent without waiting; the answers come to _on_frame()
+
+    def _collect(self) -> None:
+        """Moves what the handlers have finished."""
+        for future in [future for future in self._futures if future.done()]:
+            self._finished.append(Finished(self._futures.pop(future), future.result()))
+            self.stats.executed += 1
+
+    def _send_claim(self) -> None:
+        unanswered = len(self._finished) + sum(map(len, self._sent.values()))
+        room = min(self._capacity, 2 * self._capacity - unanswered) - len(self._futures)
+        wanted = min(room, self._connection.limits.max_claim_jobs)
+        if self._claim_id == 0 and wanted > 0:
+            wait_ms = min(CLAIM_WAIT_MS, self._connection.limits.max_wait_ms)
+            claim = pb.Claim(queues=self._queues, max_jobs=wanted, wait_ms=wait_ms)
+            self._claim_id = self._connection.send(pb.ClientFrame(claim=claim))
+
+    def _send_finishes(self) -> None:
+        while self._finished:
+            count = min(len(self._finished), self._connection.limits.max_items_per_finish)
+            part = [self._finished.popleft() for _ in range(count)]
+            finish = pb.Finish(items=[done.outcome.to_wire(done.job.receipt) for done in part])
+            try:
+                request_id = self._connection.send(pb.ClientFrame(finish=finish))
+            except Error:
+                self._finished += part
+                raise
+            self._sent[request_id] = part
+
+    def _release_ready(self) -> None:
+        ready = [future for future in self._futures if future.cancel()]
+        self._release([self._futures.pop(future).receipt for future in ready])
+
+    def _release(self, receipts: list[bytes]) -> None:
+        limit = self._connection.limits.max_items_per_finish
+        for start in range(0, len(receipts), limit):
+            release = pb.Release(receipts=receipts[start:start + limit])
+            self._connection.send(pb.ClientFrame(release=release))
+
+    # Answers
+
+    def _on_frame(self, frame: pb.ServerFrame) -> None:
+        self._last_heard = time.monotonic()
+        match frame.WhichOneof("answer"):
+            case "claim_ok":
+                self._on_jobs(frame.claim_ok)
+            case "finish_ok":
+                self._on_finish_ok(frame.request_id, frame.finish_ok)
+            case "error":
+                self._on_error(frame.request_id, frame.error)
+            case "goodbye_ok":
+                self._parted = True
+            case "pong" | "release_ok":
+                pass
+            case _:
+                raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
+
+    def _on_jobs(self, claim_ok: pb.ClaimOk) -> None:
+        self._claim_id = 0
+        if self._stopping:
+            if self._goodbye_id == 0:   # else Goodbye hands them back
+                self._release([wire.receipt for wire in claim_ok.jobs])
+            return
+        for wire in claim_ok.jobs:
+            job = Job.from_wire(wire)
+            future = self._pool.submit(run_handler, self._handler, job)
+            self._futures[future] = job
+            future.add_done_callback(lambda _: self._wake())
+
+    def _on_finish_ok(self, request_id: int, finish_ok: pb.FinishOk) -> None:
+        for done, result in zip(self._sent.pop(request_id, []), finish_ok.results):
+            if result.status == pb.STATUS_ABORTED:
+                self._finished.append(done)
+                self._pause()
+            elif result.status in (pb.DONE, pb.ALREADY_DONE):
+                self.stats.done += 1
+            else:
+                self.stats.not_accepted += 1
+
+    def _on_error(self, request_id: int, wire: pb.Error) -> None:
+        if request_id == 0 or not wire.retryable:
+            raise Error.from_wire(wire)
+        if request_id == self._claim_id:
+            self._claim_id = 0
+        self._finished += self._sent.pop(request_id, [])
+        self._pause()
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + PAUSE_S

@@ -1,0 +1,52 @@
+-- Guards and advisory keys: what every function of the hot path stands on.
+--
+-- Advisory keys are 64-bit hashes of (schema, space, number), so two schemas of
+-- one database never meet, and neither do two kinds of lock. All locks that the
+-- storage takes are transaction locks: one that outlives its transaction would
+-- leak when a statement_timeout fires (the instance lock below is the exception:
+-- its session is the thing it stands for).
+--
+-- Order in which any transaction takes them (a later one never before an earlier):
+--   lane claim mutex -> lane guard -> claim batch keys, ascending -> attempt and job keys -> rows.
+-- Ring slot keys are only ever tried, so they have no place in the order.
+
+CREATE TYPE key_space AS ENUM (
+    'queue_slot',    -- shared: a writer of the current queue slot; exclusive: the closer
+    'claim_slot',    -- shared: a claim or an ending that uses the slot; exclusive: prune
+    'lane',          -- the lane's claim mutex
+    'lane_guard',    -- shared: somebody invalidates an unclaimed job of the lane; exclusive: a claim that knows that nobody does
+    'job',           -- one unclaimed job
+    'batch',         -- one claim batch
+    'attempt',       -- one (job_id, run_lease)
+    'maintenance',   -- one maintenance step at a time
+    'instance'       -- shared, session: this proxy lives
+);
+
+DO $do$
+BEGIN
+    -- The schema's hash is a constant of the installed function: computing it at run time would cost a lookup on every lock.
+    EXECUTE format($fn$
+        CREATE FUNCTION advisory_key(p_space key_space, p_number bigint) RETURNS bigint
+        LANGUAGE sql IMMUTABLE PARALLEL SAFE AS
+        $body$ SELECT hashint8extended(p_number, hashenumextended(p_space, %s)) $body$
+    $fn$, hashtextextended(current_schema(), 0));
+END $do$;
+
+-- Every function that decides by what it sees refuses any isolation but READ COMMITTED: under an older snapshot two claims, or a
+-- completion and a rescue, could both be right. Locks nothing, waits for nothing.
+CREATE FUNCTION require_read_committed(p_function text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION '% must run under READ COMMITTED, this transaction is %', p_function, upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'invalid_transaction_state',
+                  HINT = 'Start the transaction with BEGIN ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+END $$;
+
+-- Marks the calling session as the living proxy instance p_instance, for as long as the session lasts. False when that number is
+-- being taken over. Idempotent in effect: each call adds one hold, and all go with the session. Waits for nothing.
+CREATE FUNCTION instance_lock(p_instance bigint) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
+    SELECT pg_try_advisory_lock_shared(advisory_key('instance', p_instance))
+$$;

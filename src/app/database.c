@@ -1,0 +1,219 @@
+/* database: see database.h. */
+#include "app/database.h"
+
+#include <stdio.h>
+
+#include "app/decode_rows.h"
+#include "app/encode_calls.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "pg/pool.h"
+#include "pg/rows.h"
+
+/* Decoded jobs and statuses of one reply; args and texts stay in the PGresult. */
+enum { REPLY_BYTES_MAX = 1024 * 1024, TICKETS_SPARE_MAX = 64 };
+
+/* What ties a call of core to a call of the pipe while it is under way. */
+struct ticket {
+    struct pipe_call call;
+    struct database *database;
+    struct db_call *core_call;
+};
+
+struct database {
+    struct call_settings settings;
+    struct database_handlers handlers;
+    struct params params;
+    struct arena reply_arena;
+    struct pool *data;
+    struct pool *control;
+    struct pipe_call lock_call;
+    char name[NAME_BYTES_MAX]; /* of the database, for the log */
+    struct list spare;         /* tickets */
+};
+
+static struct ticket *ticket_of(struct pipe_call *call)
+{
+    return CONTAINER_OF(call, struct ticket, call);
+}
+
+static void encode_ticket(struct pipe_call *call, struct params *params)
+{
+    const struct ticket *ticket = ticket_of(call);
+    encode_call(ticket->core_call, &ticket->database->settings, params);
+}
+
+static void free_ticket(struct database *database, struct ticket *ticket)
+{
+    if (database->spare.count < TICKETS_SPARE_MAX)
+        list_push_front(&database->spare, &ticket->call.node);
+    else
+        mem_free(ticket);
+}
+
+/* It was committed, but we do not understand what it said: the schema is not the one we were made
+ * for. */
+static void refuse_reply(const struct db_call *call, struct db_reply *reply)
+{
+    const char *name = statement_name(call_statement(call));
+
+    log_event(LOG_ERROR, "reply_malformed", "statement=%s", name);
+    reply->outcome = OUTCOME_UNKNOWN;
+    err_set(&reply->err, CODE_INTERNAL,
+            "the storage answered %s in a form this proxy does not know", name);
+}
+
+static void on_ticket_done(struct pipe_call *pipe_call, const struct pipe_result *result)
+{
+    struct ticket *ticket = ticket_of(pipe_call);
+    struct database *database = ticket->database;
+    struct db_call *call = ticket->core_call;
+    struct db_reply reply = {.outcome = result->outcome};
+
+    free_ticket(database, ticket);
+    if (result->outcome != OUTCOME_DONE)
+        reply.err = result->err;
+    else if (!decode_rows(call, result->rows, &database->reply_arena, &reply))
+        refuse_reply(call, &reply);
+    call->done(call, &reply);
+    arena_reset(&database->reply_arena);
+}
+
+void database_submit(struct database *database, struct db_call *call)
+{
+    struct list_node *spare = list_pop_front(&database->spare);
+    struct ticket *ticket =
+        spare != NULL ? CONTAINER_OF(spare, struct ticket, call.node) : mem_zalloc(sizeof *ticket);
+
+    ticket->database = database;
+    ticket->core_call = call;
+    ticket->call.statement = call_statement(call);
+    ticket->call.encode = encode_ticket;
+    ticket->call.done = on_ticket_done;
+    pool_submit(call->op == DB_MAINTENANCE ? database->control : database->data, &ticket->call);
+}
+
+unsigned database_idle(const struct database *database)
+{
+    return pool_idle(database->data);
+}
+
+/* ---- the instance lock ---- */
+
+static void encode_lock(struct pipe_call *call, struct params *params)
+{
+    const struct database *database = CONTAINER_OF(call, struct database, lock_call);
+    params_int(params, database->settings.instance, 8);
+}
+
+static void on_locked(struct pipe_call *call, const struct pipe_result *result)
+{
+    struct database *database = CONTAINER_OF(call, struct database, lock_call);
+    bool answered = result->outcome == OUTCOME_DONE && PQntuples(result->rows) == 1;
+    const char *value = answered ? PQgetvalue(result->rows, 0, 0) : NULL;
+
+    if (value == NULL)
+        return; /* the connection was lost: the next one asks again */
+    if (value[0] == 1)
+        database->handlers.control_up(database->handlers.ctx, database->name);
+    else
+        log_event(LOG_ERROR, "instance_lock_refused", "instance=%lld",
+                  (long long)database->settings.instance);
+}
+
+static void on_control_up(void *ctx, const char *name)
+{
+    struct database *database = ctx;
+
+    snprintf(database->name, sizeof database->name, "%s", name);
+    if (database->lock_call.node.head != NULL)
+        return; /* still waits for a connection, and this one will do */
+    database->lock_call.statement = STATEMENT_INSTANCE_LOCK;
+    database->lock_call.encode = encode_lock;
+    database->lock_call.done = on_locked;
+    pool_submit(database->control, &database->lock_call);
+}
+
+static void on_control_lost(void *ctx)
+{
+    struct database *database = ctx;
+    database->handlers.control_lost(database->handlers.ctx);
+}
+
+static void on_data_lost(void *ctx)
+{
+    struct database *database = ctx;
+    database->handlers.data_lost(database->handlers.ctx);
+}
+
+/* ---- the object ---- */
+
+static struct pool_setup pool_setup_of(struct database *database, struct loop *loop,
+                                       struct rng *rng, const struct conf *conf)
+{
+    return (struct pool_setup){.loop = loop,
+                               .rng = rng,
+                               .params = &database->params,
+                               .url = conf->database_url,
+                               .schema = conf->schema,
+                               .ctx = database};
+}
+
+struct database *database_new(struct loop *loop, struct rng *rng, const struct conf *conf,
+                              const struct database_handlers *handlers)
+{
+    struct database *database = mem_zalloc(sizeof *database);
+    struct pool_setup data = pool_setup_of(database, loop, rng, conf);
+    struct pool_setup control = pool_setup_of(database, loop, rng, conf);
+
+    database->handlers = *handlers;
+    database->settings =
+        (struct call_settings){.instance = (int64_t)(rng_u64(rng) >> 1),
+                               .queue_lap_ms = conf->queue_lap_ms,
+                               .claim_lap_ms = conf->claim_lap_ms,
+                               .completed_retention_ms = conf->completed_retention_ms,
+                               .closed_ms = conf->closed_ms};
+    params_init(&database->params);
+    arena_init(&database->reply_arena, REPLY_BYTES_MAX);
+    data.name = "data";
+    data.role = ROLE_DATA;
+    data.size = conf->pool_size;
+    data.on_lost = on_data_lost;
+    control.name = "control";
+    control.role = ROLE_CONTROL;
+    control.size = 1;
+    control.on_up = on_control_up;
+    control.on_lost = on_control_lost;
+    database->data = pool_new(&data);
+    database->control = pool_new(&control);
+    return database;
+}
+
+void database_free(struct database *database)
+{
+    pool_free(database->data);
+    pool_free(database->control);
+    while (database->spare.first != NULL)
+        mem_free(CONTAINER_OF(list_pop_front(&database->spare), struct ticket, call.node));
+    params_free(&database->params);
+    arena_free(&database->reply_arena);
+    mem_free(database);
+}
+
+size_t database_running(const struct database *database)
+{
+    return pool_running(database->data) + pool_running(database->control);
+}
+
+void database_reap(struct database *database)
+{
+    pool_reap(database->control);
+    pool_reap(database->data);
+}
+
+void database_dispatch(struct database *database)
+{
+    pool_dispatch(database->control);
+    pool_dispatch(database->data);
+}

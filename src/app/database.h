@@ -1,0 +1,37 @@
+/* database: core's database: its calls become statements on the pool's or the control connection,
+ * and rows become replies.
+ *
+ * The control connection takes the instance lock first and then carries maintenance only: so a
+ * saturated pool never delays it, and losing the session loses the work.
+ */
+#ifndef APP_DATABASE_H
+#define APP_DATABASE_H
+
+#include "base/conf.h"
+#include "base/rng.h"
+#include "core/db.h"
+#include "ev/loop.h"
+
+struct database;
+
+struct database_handlers {
+    void *ctx;
+    void (*control_up)(void *ctx, const char *database); /* the instance lock is held */
+    void (*control_lost)(void *ctx);
+    void (*data_lost)(void *ctx); /* one of the data connections */
+};
+
+struct database *database_new(struct loop *loop, struct rng *rng, const struct conf *conf,
+                              const struct database_handlers *handlers);
+void database_free(struct database *database); /* nothing may be running */
+
+void database_submit(struct database *database, struct db_call *call);
+unsigned database_idle(const struct database *database);
+
+size_t database_running(const struct database *database); /* calls that wait or run */
+
+/* Turn hooks, before and after core's. */
+void database_reap(struct database *database);
+void database_dispatch(struct database *database);
+
+#endif

@@ -1,0 +1,290 @@
+/* decode_rows: see decode_rows.h. */
+#include "app/decode_rows.h"
+
+#include <stdlib.h>
+
+#include "base/limits.h"
+#include "pg/rows.h"
+
+static struct bytes field(const PGresult *rows, int row, int column)
+{
+    if (PQgetisnull(rows, row, column))
+        return (struct bytes){NULL, 0};
+    return bytes_of(PQgetvalue(rows, row, column), (size_t)PQgetlength(rows, row, column));
+}
+
+static bool field_int(const PGresult *rows, int row, int column, size_t width, int64_t *out)
+{
+    return column < PQnfields(rows) && value_int(field(rows, row, column), width, out);
+}
+
+/* A field that libpq has terminated with a NUL. */
+static const char *field_text(const PGresult *rows, int row, int column)
+{
+    return PQgetisnull(rows, row, column) ? "" : PQgetvalue(rows, row, column);
+}
+
+static bool decode_ids(const PGresult *rows, struct arena *arena, struct db_reply *reply)
+{
+    size_t count = (size_t)PQntuples(rows);
+    struct id_run *runs = arena_alloc(arena, count * sizeof *runs);
+
+    if (runs == NULL)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!field_int(rows, (int)i, 0, 8, &runs[i].first) ||
+            !field_int(rows, (int)i, 1, 8, &runs[i].last))
+            return false;
+    reply->rows.ids.runs = runs;
+    reply->rows.ids.count = count;
+    return true;
+}
+
+static bool decode_enqueue(const struct db_enqueue *args, const PGresult *rows, struct arena *arena,
+                           struct db_reply *reply)
+{
+    size_t count = (size_t)PQntuples(rows);
+    struct db_failed_item *failed = arena_alloc(arena, count * sizeof *failed);
+
+    if (failed == NULL || PQnfields(rows) < 3)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        int64_t item = 0;
+        if (!field_int(rows, (int)i, 0, 4, &item) || item < 1 || (size_t)item > args->count)
+            return false;
+        failed[i] = (struct db_failed_item){.item = (size_t)item - 1,
+                                            .sqlstate = field_text(rows, (int)i, 1),
+                                            .message = field_text(rows, (int)i, 2)};
+    }
+    reply->rows.enqueue.failed = failed;
+    reply->rows.enqueue.count = count;
+    return true;
+}
+
+/* ---- claim ---- */
+
+enum claim_column {
+    CLAIM_STATUS,
+    CLAIM_QUEUE,
+    CLAIM_PRIORITY,
+    CLAIM_SLOT,
+    CLAIM_BATCH_ID,
+    CLAIM_JOB_IDS,
+    CLAIM_RUN_LEASES,
+    CLAIM_ATTEMPTS,
+    CLAIM_MAX_ATTEMPTS,
+    CLAIM_CREATED_ATS,
+    CLAIM_KINDS,
+    CLAIM_ARGS,
+    CLAIM_METADATA,
+    CLAIM_TRACEPARENTS,
+    CLAIM_PLACES,
+    CLAIM_COLUMNS,
+};
+
+enum { ROW_BATCH = 1, ROW_EMPTY = 2, ROW_BUSY = 7 };
+
+struct placed_job {
+    struct claimed_job job;
+    int64_t place;
+};
+
+struct claim_arrays {
+    struct array_reader job_ids, run_leases, attempts, max_attempts, created_ats, kinds, args,
+        metadata, traceparents, places;
+    bool has_metadata, has_traceparents, has_places;
+};
+
+static bool open_column(struct array_reader *array, const PGresult *rows, int row,
+                        enum claim_column column, enum pg_type type, size_t count)
+{
+    return array_open(array, field(rows, row, (int)column), type) && array->count == count;
+}
+
+static bool open_optional(struct array_reader *array, bool *has, const PGresult *rows, int row,
+                          enum claim_column column, enum pg_type type, size_t count)
+{
+    *has = !PQgetisnull(rows, row, (int)column);
+    return !*has || open_column(array, rows, row, column, type, count);
+}
+
+static bool open_arrays(struct claim_arrays *a, const PGresult *rows, int row)
+{
+    if (!array_open(&a->job_ids, field(rows, row, CLAIM_JOB_IDS), PG_INT8))
+        return false;
+    size_t n = a->job_ids.count;
+    return open_column(&a->run_leases, rows, row, CLAIM_RUN_LEASES, PG_INT4, n) &&
+           open_column(&a->attempts, rows, row, CLAIM_ATTEMPTS, PG_INT2, n) &&
+           open_column(&a->max_attempts, rows, row, CLAIM_MAX_ATTEMPTS, PG_INT2, n) &&
+           open_column(&a->created_ats, rows, row, CLAIM_CREATED_ATS, PG_TIMESTAMPTZ, n) &&
+           open_column(&a->kinds, rows, row, CLAIM_KINDS, PG_TEXT, n) &&
+           open_column(&a->args, rows, row, CLAIM_ARGS, PG_JSON, n) &&
+           open_optional(&a->metadata, &a->has_metadata, rows, row, CLAIM_METADATA, PG_JSON, n) &&
+           open_optional(&a->traceparents, &a->has_traceparents, rows, row, CLAIM_TRACEPARENTS,
+                         PG_TEXT, n) &&
+           open_optional(&a->places, &a->has_places, rows, row, CLAIM_PLACES, PG_INT4, n);
+}
+
+static bool read_job(struct claim_arrays *a, struct placed_job *out)
+{
+    int64_t job_id = 0;
+    int64_t run_lease = 0;
+    int64_t attempt = 0;
+    int64_t max_attempts = 0;
+    int64_t created_at = 0;
+    struct claimed_job *job = &out->job;
+
+    if (!array_next_int(&a->job_ids, 8, &job_id) ||
+        !array_next_int(&a->run_leases, 4, &run_lease) ||
+        !array_next_int(&a->attempts, 2, &attempt) ||
+        !array_next_int(&a->max_attempts, 2, &max_attempts) ||
+        !array_next_int(&a->created_ats, 8, &created_at) || !array_next(&a->kinds, &job->kind) ||
+        !array_next(&a->args, &job->args) ||
+        (a->has_metadata && !array_next(&a->metadata, &job->metadata)) ||
+        (a->has_traceparents && !array_next(&a->traceparents, &job->traceparent)) ||
+        (a->has_places && !array_next_int(&a->places, 4, &out->place)))
+        return false;
+    job->receipt.job_id = (uint64_t)job_id;
+    job->receipt.run_lease = (uint32_t)run_lease;
+    job->attempt = (uint16_t)attempt;
+    job->max_attempts = (uint16_t)max_attempts;
+    job->created_at_us = created_at + PG_EPOCH_US;
+    return job_id > 0 && run_lease >= 0 && attempt >= 0 && max_attempts >= 0;
+}
+
+/* One row is one claim batch. Adds its jobs at jobs[*count]; room is for args->limit. */
+static bool read_batch(const struct db_claim *args, const PGresult *rows, int row,
+                       struct placed_job *jobs, size_t *count)
+{
+    struct claim_arrays arrays;
+    int64_t priority = 0;
+    int64_t claim_slot = 0;
+    int64_t batch_id = 0;
+
+    if (!field_int(rows, row, CLAIM_PRIORITY, 2, &priority) ||
+        !field_int(rows, row, CLAIM_SLOT, 2, &claim_slot) ||
+        !field_int(rows, row, CLAIM_BATCH_ID, 8, &batch_id) || !open_arrays(&arrays, rows, row))
+        return false;
+    size_t size = arrays.job_ids.count;
+    if (size > args->limit - *count || claim_slot < 0 || claim_slot > UINT8_MAX || batch_id < 0)
+        return false;
+    for (size_t i = 0; i < size; i++) {
+        struct placed_job *placed = &jobs[*count];
+        *placed = (struct placed_job){.place = (int64_t)*count + 1};
+        placed->job.queue = field(rows, row, CLAIM_QUEUE);
+        placed->job.priority = (uint8_t)priority;
+        placed->job.receipt.claim_slot = (uint8_t)claim_slot;
+        placed->job.receipt.batch_id = (uint64_t)batch_id;
+        placed->job.receipt.nonce = args->nonce;
+        placed->job.receipt.index = (uint16_t)(i + 1);
+        if (!read_job(&arrays, placed))
+            return false;
+        (*count)++;
+    }
+    return true;
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    const struct placed_job *left = a;
+    const struct placed_job *right = b;
+    return (left->place > right->place) - (left->place < right->place);
+}
+
+/* The jobs in the order of their places, as core takes them. */
+static bool put_in_order(struct placed_job *placed, size_t count, struct arena *arena,
+                         struct db_reply *reply)
+{
+    struct claimed_job *jobs = arena_alloc(arena, count * sizeof *jobs);
+    bool ordered = true;
+
+    if (jobs == NULL)
+        return false;
+    for (size_t i = 1; i < count; i++)
+        ordered = ordered && placed[i - 1].place <= placed[i].place;
+    if (!ordered)
+        qsort(placed, count, sizeof *placed, compare_places);
+    for (size_t i = 0; i < count; i++)
+        jobs[i] = placed[i].job;
+    reply->rows.claim.jobs = jobs;
+    reply->rows.claim.count = count;
+    return true;
+}
+
+static bool decode_claim(const struct db_claim *args, const PGresult *rows, struct arena *arena,
+                         struct db_reply *reply)
+{
+    struct placed_job *placed = arena_alloc(arena, args->limit * sizeof *placed);
+    size_t count = 0;
+
+    if (placed == NULL || PQnfields(rows) < CLAIM_COLUMNS)
+        return false;
+    reply->rows.claim.end = CLAIM_FILLED;
+    for (int row = 0; row < PQntuples(rows); row++) {
+        int64_t status = 0;
+        if (!field_int(rows, row, CLAIM_STATUS, 2, &status))
+            return false;
+        if (status == ROW_EMPTY)
+            reply->rows.claim.end = CLAIM_EMPTY;
+        else if (status == ROW_BUSY)
+            reply->rows.claim.end = CLAIM_BUSY;
+        else if (status != ROW_BATCH || !read_batch(args, rows, row, placed, &count))
+            return false;
+    }
+    return put_in_order(placed, count, arena, reply);
+}
+
+/* ---- the others ---- */
+
+static bool decode_statuses(const struct db_finish *args, const PGresult *rows, struct arena *arena,
+                            struct db_reply *reply)
+{
+    int16_t *statuses = arena_alloc(arena, args->count * sizeof *statuses);
+    struct array_reader array;
+
+    if (statuses == NULL || PQntuples(rows) != 1 || PQnfields(rows) != 1 ||
+        !array_open(&array, field(rows, 0, 0), PG_INT2) || array.count != args->count)
+        return false;
+    for (size_t i = 0; i < args->count; i++) {
+        int64_t status = 0;
+        if (!array_next_int(&array, 2, &status))
+            return false;
+        if ((status < FINISH_DONE || status > FINISH_INVALID) && status != STORAGE_BUSY)
+            return false;
+        statuses[i] = (int16_t)status;
+    }
+    reply->rows.finish.statuses = statuses;
+    reply->rows.finish.count = args->count;
+    return true;
+}
+
+static bool decode_counts(const PGresult *rows, struct db_reply *reply)
+{
+    struct queue_counts *counts = &reply->rows.counts;
+    int64_t *const members[] = {&counts->scheduled,        &counts->available, &counts->running,
+                                &counts->waiting_external, &counts->retryable, &counts->completed,
+                                &counts->failed,           &counts->cancelled};
+
+    if (PQntuples(rows) != 1)
+        return false;
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        if (!field_int(rows, 0, (int)i, 8, members[i]))
+            return false;
+    return true;
+}
+
+bool decode_rows(const struct db_call *call, const PGresult *rows, struct arena *arena,
+                 struct db_reply *reply)
+{
+    switch (call->op) {
+    case DB_RESERVE_IDS: return decode_ids(rows, arena, reply);
+    case DB_ENQUEUE: return decode_enqueue(&call->args.enqueue, rows, arena, reply);
+    case DB_CLAIM: return decode_claim(&call->args.claim, rows, arena, reply);
+    case DB_COMPLETE:
+    case DB_FINISH: return decode_statuses(&call->args.finish, rows, arena, reply);
+    case DB_COUNTS: return decode_counts(rows, reply);
+    case DB_MAINTENANCE:
+        return PQntuples(rows) == 1 && field_int(rows, 0, 0, 8, &reply->rows.maintenance);
+    }
+    return false;
+}

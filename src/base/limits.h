@@ -1,0 +1,107 @@
+/* limits: every bound of the proxy in one place, and what happens at it.
+ *
+ * Why: a queue without a bound is a crash that has not happened yet. Each constant says its unit in
+ * its name; each group says what the proxy does when the bound is reached. Not here: what an
+ * operator may tune (conf.def), and states of libraries.
+ */
+#ifndef BASE_LIMITS_H
+#define BASE_LIMITS_H
+
+#include <assert.h>
+#include <stdint.h>
+
+/* One frame. Longer: one error frame, then close. The length is checked before anything is
+ * buffered. */
+enum {
+    FRAME_PREFIX_BYTES_MAX = 5, /* a varint of at most 32 bits */
+    FRAME_BYTES_MAX = 4 * 1024 * 1024,
+    /* Objects unpacked from one frame. A NewJob of two bytes on the wire takes some 200 in memory.
+     */
+    UNPACK_BYTES_MAX = 3 * FRAME_BYTES_MAX,
+};
+
+/* What one request may hold. More: INVALID_ARGUMENT for the request or for the item. */
+enum {
+    JOBS_PER_ENQUEUE_MAX = 1000,
+    ITEMS_PER_FINISH_MAX = 1000,
+    CLAIM_JOBS_MAX = 512,
+    CLAIM_QUEUES_MAX = 16,
+    CLAIM_WAIT_MS_MAX = 60 * 1000,
+    NAME_BYTES_MAX = 200, /* queue, kind, ordering key, worker name */
+    CLIENT_TEXT_BYTES_MAX = 64,
+    ARGS_BYTES_MAX = 1024 * 1024,
+    JSON_DEPTH_MAX = 64,
+    METADATA_BYTES_MAX = 16 * 1024,
+    TRACEPARENT_BYTES_MAX = 128,
+    ERROR_TEXT_BYTES_MAX = 4 * 1024,
+    RECEIPT_BYTES_MAX = 64,
+    PRIORITY_MIN = 1,
+    PRIORITY_MAX = 4,
+    PRIORITY_DEFAULT = 2,
+    ATTEMPTS_PER_JOB_MAX = 1000,
+    ATTEMPTS_PER_JOB_DEFAULT = 25,
+};
+#define DELAY_MS_MAX  (INT64_C(30) * 24 * 3600 * 1000)
+#define RUN_AT_US_MAX (INT64_C(253402300799) * 1000 * 1000) /* the end of year 9999 */
+#define JOB_ID_MAX    ((INT64_C(1) << 53) - 1)
+
+/* One session. Credit used up: the proxy stops reading the session until answers have gone out. */
+enum {
+    SESSIONS_MAX = 10000, /* more: the connection is told RESOURCE_EXHAUSTED and closed */
+    CREDIT_REQUESTS = 1024,
+    CREDIT_BYTES = 8 * 1024 * 1024,
+    CLAIMS_PER_SESSION_MAX = 4096,            /* waiting; more: RESOURCE_EXHAUSTED */
+    FINISH_ITEMS_PER_SESSION_MAX = 16 * 1024, /* unanswered; more: stop reading, never refuse */
+    OUTPUT_BYTES_MAX = 8 * 1024 * 1024,       /* unsent answers; more: stop reading */
+    READ_BYTES_PER_TURN = 256 * 1024, /* of one connection, so that the others get their turn */
+};
+
+/* Deadlines. */
+enum {
+    HANDSHAKE_MS = 5 * 1000,     /* connect to Hello */
+    FRAME_MS = 30 * 1000,        /* first to last byte of one frame */
+    OUTPUT_STALL_MS = 30 * 1000, /* a peer that reads nothing for so long is gone */
+    IDLE_TIMEOUT_MS = 60 * 1000, /* no frame and no claim waiting */
+    LINGER_MS = 2 * 1000,        /* for the last answer of a closing connection */
+    ACCEPT_PAUSE_MS = 200,       /* out of file descriptors */
+    REQUEST_MS =
+        30 * 1000, /* an enqueue, finish or count that keeps failing is answered after this */
+};
+
+/* Attempts owned by sessions. A Claim reserves max_jobs of them; no room: RESOURCE_EXHAUSTED. */
+enum { ATTEMPTS_MAX = 256 * 1024 };
+
+/* Claim groups: distinct ordered queue lists. Full and none idle: RESOURCE_EXHAUSTED. */
+enum { GROUPS_MAX = 1024 };
+
+/* One flush. Bytes count what is sent, so that one segment is never unbounded in libpq's buffer. */
+enum {
+    FLUSH_ITEMS_MAX = 512,
+    FLUSH_BYTES_MAX = 4 * 1024 * 1024,
+    FINISH_ITEMS_PER_CALL_MAX = 64,     /* finish_items of the storage */
+    COMPLETE_BATCHES_PER_CALL_MAX = 64, /* complete_batch of the storage */
+    FLUSHES_PER_BATCHER_MAX = 8,
+};
+
+/* Job ids held in reserve by the enqueuer. */
+enum { ID_BLOCK = 10000, ID_BLOCK_LOW = 2500, ID_RUNS_MAX = 16 };
+
+/* Segments sent and not answered on one connection; more wait in the pool. */
+enum { PIPE_SEGMENTS_MAX = 4, POOL_SIZE_MAX = 64 };
+
+/* Room in a ClaimOk beside args and metadata: receipt, names, traceparent and field tags of each
+ * job. */
+enum {
+    JOB_OVERHEAD_BYTES_MAX = RECEIPT_BYTES_MAX + 2 * NAME_BYTES_MAX + TRACEPARENT_BYTES_MAX + 96,
+    CLAIM_BYTES_MAX = FRAME_BYTES_MAX - CLAIM_JOBS_MAX * JOB_OVERHEAD_BYTES_MAX - 1024,
+};
+
+static_assert(CLAIM_BYTES_MAX > ARGS_BYTES_MAX + METADATA_BYTES_MAX,
+              "a claim of the largest job fits a frame");
+static_assert((int)FLUSH_ITEMS_MAX >= (int)CLAIM_JOBS_MAX, "one claim can end in one flush");
+static_assert(FLUSH_BYTES_MAX > ARGS_BYTES_MAX + METADATA_BYTES_MAX,
+              "the largest job fits a flush");
+static_assert(ARGS_BYTES_MAX + METADATA_BYTES_MAX + 1024 < FRAME_BYTES_MAX,
+              "the largest job fits a frame");
+
+#endif

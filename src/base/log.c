@@ -1,0 +1,106 @@
+/* log: see log.h. */
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+static struct {
+    enum log_level level;
+    uint64_t second; /* the one that `lines` counts */
+    unsigned lines;
+    unsigned long dropped;
+} log_state = {.level = LOG_INFO};
+
+static const char *level_name(enum log_level level)
+{
+    switch (level) {
+    case LOG_DEBUG: return "debug";
+    case LOG_INFO: return "info";
+    case LOG_WARN: return "warn";
+    case LOG_ERROR: return "error";
+    }
+    return "?";
+}
+
+void log_set_level(enum log_level level)
+{
+    log_state.level = level;
+}
+
+static bool within_budget(void)
+{
+    uint64_t second = clock_mono_us() / US_PER_S;
+
+    if (second != log_state.second) {
+        log_state.second = second;
+        log_state.lines = 0;
+    }
+    if (log_state.lines >= LOG_LINES_PER_S) {
+        log_state.dropped++;
+        return false;
+    }
+    log_state.lines++;
+    return true;
+}
+
+/* What is used after snprintf wanted to write so much. */
+static size_t used_after(size_t used, int written)
+{
+    size_t left = LOG_LINE_BYTES_MAX - used;
+
+    if (written < 0)
+        return used;
+    return (size_t)written < left ? used + (size_t)written : LOG_LINE_BYTES_MAX - 1;
+}
+
+void log_event(enum log_level level, const char *event, const char *format, ...)
+{
+    char line[LOG_LINE_BYTES_MAX + 1];
+    size_t used = 0;
+    int64_t wall_us = clock_wall_us();
+    time_t seconds = (time_t)(wall_us / US_PER_S);
+    struct tm utc;
+    va_list args;
+
+    if (level < log_state.level || !within_budget())
+        return;
+    gmtime_r(&seconds, &utc);
+    used = strftime(line, LOG_LINE_BYTES_MAX, "ts=%Y-%m-%dT%H:%M:%S", &utc);
+    used = used_after(used,
+                      snprintf(line + used, LOG_LINE_BYTES_MAX - used, ".%03dZ level=%s event=%s ",
+                               (int)(wall_us / US_PER_MS % 1000), level_name(level), event));
+    if (log_state.dropped > 0) {
+        used = used_after(used, snprintf(line + used, LOG_LINE_BYTES_MAX - used, "log_dropped=%lu ",
+                                         log_state.dropped));
+        log_state.dropped = 0;
+    }
+    va_start(args, format);
+    used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
+    va_end(args);
+    line[used++] = '\n';
+    if (write(STDERR_FILENO, line, used) < 0) {
+        /* stderr is gone: there is nobody left to tell */
+    }
+}
+
+const char *log_text(char *out, size_t out_bytes, const char *text)
+{
+    size_t i = 0;
+
+    for (; i + 1 < out_bytes && text[i] != '\0'; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c < ' ')
+            out[i] = ' ';
+        else if (c == '"' || c == '\\')
+            out[i] = '\'';
+        else
+            out[i] = text[i];
+    }
+    out[i] = '\0';
+    return out;
+}

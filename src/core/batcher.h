@@ -1,0 +1,96 @@
+/* batcher: who shares a transaction, and when it is sent. Used by the enqueuer and the finisher.
+ *
+ * What: items wait in `pending`. A flush takes up to items_max of them; it is sent at once when no
+ * flush is in flight, otherwise when the one in flight ends, or after the oldest item has waited
+ * flush_us and another connection is free. So batches grow by themselves as the load does, and an
+ * idle proxy adds no delay. What shares a flush shares its fate: when it fails, retry.h decides;
+ * items that must be isolated carry mates_max, the largest flush they may be part of, and go back
+ * to the front. Invariant: an item is in pending, in later, or in exactly one flush, until settled
+ * or failed. Not here: what an item is. The owner's ops say how a flush is laid out and answered.
+ */
+#ifndef CORE_BATCHER_H
+#define CORE_BATCHER_H
+
+#include "base/limits.h"
+#include "base/list.h"
+#include "base/timers.h"
+#include "core/env.h"
+
+struct batcher;
+
+struct batch_item {
+    struct list_node node;
+    uint64_t since_us;
+    uint16_t mates_max;
+    bool uncertain; /* an earlier try may have committed */
+};
+
+struct flush {
+    struct db_call call;
+    struct batcher *batcher;
+    struct timer again; /* set while it rests before another try */
+    struct list_node node;
+    unsigned repeats;
+    size_t count;
+    struct batch_item *items[FLUSH_ITEMS_MAX];
+};
+
+enum settled { SETTLED, SETTLE_LATER };
+
+struct batcher_ops {
+    /* A new flush for the owner to extend, and its end. */
+    struct flush *(*flush_new)(struct batcher *batcher);
+    void (*flush_free)(struct flush *flush);
+    /* Lays out flush->call for flush->items; may give some back with batcher_put_back. Called again
+     * before each repeat. False: nothing to send now (all items were given back). */
+    bool (*prepare)(struct flush *flush);
+    /* One item of a flush that was done. SETTLE_LATER: the storage was busy with it. */
+    enum settled (*settle)(struct flush *flush, size_t at, const struct db_reply *reply);
+    /* One item that is given up. */
+    void (*fail)(struct batch_item *item, const struct err *err);
+};
+
+struct batcher {
+    const struct batcher_ops *ops;
+    const struct env *env;
+    struct timers *timers;
+    void *owner;
+    struct list pending;
+    struct list later; /* busy: back to pending when the timer fires */
+    struct list spare; /* flushes at rest */
+    struct timer flush_timer;
+    struct timer later_timer;
+    size_t items_max;
+    uint64_t flush_us;
+    unsigned flush_count; /* existing: spare, in flight or resting */
+    unsigned in_flight;
+    bool idempotent;
+};
+
+struct batcher_setup {
+    const struct batcher_ops *ops;
+    const struct env *env;
+    struct timers *timers;
+    void *owner;
+    size_t items_max;
+    uint64_t flush_us;
+    bool idempotent; /* a flush may be replayed when its outcome is unknown */
+};
+
+void batcher_init(struct batcher *batcher, const struct batcher_setup *setup);
+
+/* Only when nothing is in flight or waiting. */
+void batcher_free(struct batcher *batcher);
+
+void batcher_add(struct batcher *batcher, struct batch_item *item);
+
+/* For prepare(): takes the items from `keep` on out of the flush, back to the front of pending. */
+void batcher_put_back(struct flush *flush, size_t keep);
+
+/* Sends what is to be sent by now. Called once at the end of a loop turn, and cheap when there is
+ * nothing. */
+void batcher_turn(struct batcher *batcher);
+
+bool batcher_is_idle(const struct batcher *batcher);
+
+#endif

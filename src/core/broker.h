@@ -1,0 +1,58 @@
+/* broker: long polls. The waiting claims of all sessions become few claim calls.
+ *
+ * What: claims for the same ordered queue list form a group (group.h), which makes one call at a
+ * time for what its claims together may take, never for more. Jobs that nobody waits for any more
+ * when they arrive go back at once. When a group calls: at once when a claim comes to a group at
+ * rest, after a call that was filled, and when work was enqueued here for one of its queues; 1 to 3
+ * ms after BUSY; after EMPTY it pauses, from poll_min_us doubling to poll_max_us, because other
+ * proxies may enqueue. Invariants: at most one call in flight a group and calls_max in all; every
+ * claim is answered once: with jobs, empty at the end of its wait, or with the storage's error if
+ * the storage could not be asked.
+ */
+#ifndef CORE_BROKER_H
+#define CORE_BROKER_H
+
+#include "core/attempts.h"
+#include "core/env.h"
+#include "core/finisher.h"
+#include "core/group.h"
+#include "core/session.h"
+
+struct broker_setup {
+    const struct env *env;
+    struct timers *timers;
+    struct sessions *sessions;
+    struct attempts *attempts;
+    struct finisher *finisher; /* takes back what nobody waits for */
+    uint32_t jobs_max;         /* a call */
+    unsigned calls_max;        /* in flight */
+    uint64_t poll_min_us;
+    uint64_t poll_max_us;
+};
+
+struct broker {
+    struct broker_setup with;
+    struct hash groups;  /* by their key */
+    struct list ready;   /* may call now */
+    struct list idle;    /* nobody waits; least recently used first */
+    struct list waiting; /* all others */
+    unsigned calls_in_flight;
+};
+
+void broker_init(struct broker *broker, const struct broker_setup *setup);
+void broker_free(struct broker *broker);
+
+/* A REQUEST_CLAIM of an open session. */
+void broker_take(struct broker *broker, struct session *session, struct request *request);
+
+/* Answers all waiting claims of the session empty. */
+void broker_end_claims(struct broker *broker, struct session *session);
+
+/* There is new work in this queue; or in any. */
+void broker_wake(struct broker *broker, struct bytes queue);
+void broker_wake_all(struct broker *broker);
+
+void broker_turn(struct broker *broker);
+bool broker_is_idle(const struct broker *broker); /* nothing waits, nothing in flight */
+
+#endif

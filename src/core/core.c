@@ -1,0 +1,159 @@
+/* core: see core.h. */
+#include "core/core.h"
+
+#include "base/mem.h"
+
+static void take(void *ctx, struct session *session, struct request *request)
+{
+    struct core *core = ctx;
+
+    switch (request->kind) {
+    case REQUEST_ENQUEUE: enqueuer_take(&core->enqueuer, request); return;
+    case REQUEST_CLAIM: broker_take(&core->broker, session, request); return;
+    case REQUEST_FINISH:
+    case REQUEST_RELEASE: finisher_take(&core->finisher, request); return;
+    case REQUEST_COUNTS: counter_take(&core->counter, request); return;
+    case REQUEST_HELLO:
+    case REQUEST_PING:
+    case REQUEST_GOODBYE: break;
+    }
+    UNREACHABLE("the session's own");
+}
+
+static void end_claims(void *ctx, struct session *session)
+{
+    struct core *core = ctx;
+    broker_end_claims(&core->broker, session);
+}
+
+static void on_handed_back(void *ctx, handle session, size_t released)
+{
+    struct core *core = ctx;
+    sessions_handed_back(&core->sessions, session, released);
+}
+
+/* What is just being ended is only let go: its own outcome decides. */
+static void hand_back(void *ctx, struct session *session)
+{
+    struct core *core = ctx;
+    struct receipt *receipts = mem_alloc(session->attempts.count * sizeof *receipts);
+    size_t count = 0;
+
+    while (session->attempts.first != NULL) {
+        struct attempt *attempt = CONTAINER_OF(session->attempts.first, struct attempt, node);
+        if (attempt->endings > 0) {
+            attempt_orphan(attempt);
+            continue;
+        }
+        receipts[count++] = attempt->receipt;
+        attempts_end(&core->attempts, attempt);
+    }
+    struct hand_back back = {.told = on_handed_back, .ctx = core, .session = session->self};
+    finisher_hand_back(&core->finisher, receipts, count, back);
+    mem_free(receipts);
+}
+
+static void on_committed(void *ctx, struct bytes queue)
+{
+    struct core *core = ctx;
+    broker_wake(&core->broker, queue);
+}
+
+static void on_available(void *ctx)
+{
+    struct core *core = ctx;
+    broker_wake_all(&core->broker);
+}
+
+static void init_finisher(struct core *core, const struct core_setup *setup)
+{
+    struct finisher_setup with = {.env = core->env,
+                                  .timers = &core->timers,
+                                  .attempts = &core->attempts,
+                                  .sessions = &core->sessions,
+                                  .shard_count = setup->completion_shards,
+                                  .items_max = setup->completion_batch_size,
+                                  .flush_us = setup->flush_us,
+                                  .released = on_available,
+                                  .released_ctx = core};
+    finisher_init(&core->finisher, &with);
+}
+
+static void init_enqueuer(struct core *core, const struct core_setup *setup)
+{
+    struct enqueuer_setup with = {.env = core->env,
+                                  .timers = &core->timers,
+                                  .sessions = &core->sessions,
+                                  .items_max = setup->enqueue_batch_size,
+                                  .flush_us = setup->flush_us,
+                                  .committed = on_committed,
+                                  .committed_ctx = core};
+    enqueuer_init(&core->enqueuer, &with);
+}
+
+static void init_broker(struct core *core, const struct core_setup *setup)
+{
+    struct broker_setup with = {.env = core->env,
+                                .timers = &core->timers,
+                                .sessions = &core->sessions,
+                                .attempts = &core->attempts,
+                                .finisher = &core->finisher,
+                                .jobs_max = (uint32_t)setup->claim_batch_size,
+                                .calls_max = setup->claims_in_flight_max,
+                                .poll_min_us = setup->poll_min_us,
+                                .poll_max_us = setup->poll_max_us};
+    broker_init(&core->broker, &with);
+}
+
+void core_init(struct core *core, const struct env *env, const struct core_setup *setup)
+{
+    struct sessions_setup sessions = {
+        .env = env, .timers = &core->timers, .handlers = {core, take, end_claims, hand_back}};
+    struct maintenance_setup maintenance = {
+        .env = env, .timers = &core->timers, .promoted = on_available, .promoted_ctx = core};
+
+    *core = (struct core){.env = env, .counter = {.env = env, .sessions = &core->sessions}};
+    timers_init(&core->timers);
+    attempts_init(&core->attempts, env->random_u64(env->ctx));
+    sessions_init(&core->sessions, &sessions);
+    init_finisher(core, setup);
+    init_enqueuer(core, setup);
+    init_broker(core, setup);
+    maintenance_init(&core->maintenance, &maintenance);
+}
+
+void core_free(struct core *core)
+{
+    maintenance_stop(&core->maintenance);
+    broker_free(&core->broker);
+    enqueuer_free(&core->enqueuer);
+    finisher_free(&core->finisher);
+    sessions_free(&core->sessions);
+    attempts_free(&core->attempts);
+    timers_free(&core->timers);
+}
+
+/* Finishes first: what ends makes room for what is claimed. */
+void core_turn(struct core *core)
+{
+    timers_run(&core->timers, core->env->now_us(core->env->ctx));
+    finisher_turn(&core->finisher);
+    broker_turn(&core->broker);
+    enqueuer_turn(&core->enqueuer);
+}
+
+uint64_t core_next_us(const struct core *core)
+{
+    return timers_next_us(&core->timers);
+}
+
+void core_database_lost(struct core *core)
+{
+    enqueuer_forget_ids(&core->enqueuer);
+}
+
+bool core_is_idle(const struct core *core)
+{
+    return enqueuer_is_idle(&core->enqueuer) && finisher_is_idle(&core->finisher) &&
+           broker_is_idle(&core->broker) && core->counter.in_flight == 0;
+}

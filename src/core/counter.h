@@ -1,0 +1,19 @@
+/* counter: answers QueueCounts, one call of the storage each. Reads only, so nothing is retried:
+ * what fails is answered UNAVAILABLE and the client asks again. */
+#ifndef CORE_COUNTER_H
+#define CORE_COUNTER_H
+
+#include "core/env.h"
+#include "core/request.h"
+
+struct sessions;
+
+struct counter {
+    const struct env *env;
+    struct sessions *sessions;
+    size_t in_flight;
+};
+
+void counter_take(struct counter *counter, struct request *request);
+
+#endif

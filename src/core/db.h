@@ -1,0 +1,112 @@
+/* db: the calls core makes to the storage, as plain structs. No code, no SQL, no libpq.
+ *
+ * What: a db_call is owned by the core object that makes it (a flush, a claim group) and stays put
+ * until its done() is called: exactly once, never from inside env->submit. What it points to stays
+ * valid too. The reply and all it points to is valid only during done(). Why the outcome is
+ * three-valued: base/outcome.h. With OUTCOME_DONE the rows are set; otherwise err is.
+ */
+#ifndef CORE_DB_H
+#define CORE_DB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/outcome.h"
+#include "core/job.h"
+
+enum db_op {
+    DB_RESERVE_IDS,
+    DB_ENQUEUE,
+    DB_CLAIM,
+    DB_COMPLETE,
+    DB_FINISH,
+    DB_COUNTS,
+    DB_MAINTENANCE
+};
+
+enum maintenance_task {
+    TASK_SYNC_RING_POINTERS,
+    TASK_PROMOTE_DUE,
+    TASK_ROTATE_RINGS,
+    TASK_CARRY_LANES,
+    TASK_CLOSE_SLOTS,
+    TASK_PRUNE_SLOTS,
+    TASK_COUNT,
+};
+
+struct id_run {
+    int64_t first;
+    int64_t last; /* inclusive */
+};
+
+struct db_enqueue {
+    const struct bytes *queues; /* distinct */
+    size_t queue_count;
+    const struct new_job *const *jobs;
+    const uint16_t *queue_of; /* from 1 */
+    const int64_t *ids;
+    size_t count;
+};
+
+struct db_claim {
+    const struct bytes *queues;
+    size_t queue_count;
+    uint64_t nonce;
+    uint32_t limit;
+    uint32_t bytes_max;
+};
+
+struct db_finish { /* DB_COMPLETE: sorted by receipt_compare, no two equal */
+    const struct finish_order *const *orders;
+    size_t count;
+};
+
+struct db_failed_item {
+    size_t item; /* from 0 */
+    const char *sqlstate;
+    const char *message;
+};
+
+enum claim_end { CLAIM_FILLED, CLAIM_EMPTY, CLAIM_BUSY };
+
+struct db_reply {
+    enum outcome outcome;
+    struct err err;
+    union {
+        struct {
+            const struct id_run *runs;
+            size_t count;
+        } ids;
+        struct {
+            const struct db_failed_item *failed;
+            size_t count;
+        } enqueue;
+        struct {
+            struct claimed_job *jobs; /* in the order in which they are to be handed out */
+            size_t count;
+            enum claim_end end;
+        } claim;
+        struct {
+            const int16_t *statuses;
+            size_t count;
+        } finish;
+        struct queue_counts counts;
+        int64_t maintenance; /* rows moved; 1 for a boolean true */
+    } rows;
+};
+
+struct db_call {
+    enum db_op op;
+    void (*done)(struct db_call *call, const struct db_reply *reply);
+    union {
+        uint32_t id_count;
+        struct db_enqueue enqueue;
+        struct db_claim claim;
+        struct db_finish finish;
+        struct bytes counts_queue;
+        enum maintenance_task task;
+    } args;
+};
+
+#endif

@@ -1,0 +1,262 @@
+/* enqueuer: see enqueuer.h. */
+#include "core/enqueuer.h"
+
+#include "base/mem.h"
+#include "core/session.h"
+
+struct enqueue_item {
+    struct batch_item batch;
+    struct enqueue_work *work;
+    size_t at; /* in the request */
+};
+
+/* What an Enqueue request needs until it is answered; lives in its arena. */
+struct enqueue_work {
+    struct enqueuer *enqueuer;
+    struct request *request;
+    struct enqueue_result *results;
+    size_t missing; /* jobs without a result */
+};
+
+struct enqueue_flush {
+    struct flush flush;
+    const struct new_job *jobs[FLUSH_ITEMS_MAX];
+    struct bytes queues[FLUSH_ITEMS_MAX];
+    bool queue_has_work[FLUSH_ITEMS_MAX]; /* at once, not scheduled for later */
+    uint16_t queue_of[FLUSH_ITEMS_MAX];
+    int64_t ids[FLUSH_ITEMS_MAX];
+};
+
+static struct enqueue_item *item_of(struct batch_item *item)
+{
+    return CONTAINER_OF(item, struct enqueue_item, batch);
+}
+
+static const struct new_job *job_of(const struct enqueue_item *item)
+{
+    return &item->work->request->in.enqueue.orders[item->at].job;
+}
+
+static struct enqueue_flush *flush_of(struct flush *flush)
+{
+    return CONTAINER_OF(flush, struct enqueue_flush, flush);
+}
+
+static void work_count_down(struct enqueue_work *work)
+{
+    if (--work->missing > 0)
+        return;
+    struct answer answer = {.kind = ANSWER_ENQUEUE};
+    answer.of.enqueue.results = work->results;
+    answer.of.enqueue.count = work->request->in.enqueue.count;
+    sessions_answer(work->enqueuer->sessions, work->request, &answer);
+}
+
+static struct flush *flush_new(struct batcher *batcher)
+{
+    struct enqueue_flush *flush = mem_zalloc(sizeof *flush);
+    (void)batcher;
+    return &flush->flush;
+}
+
+static void flush_free(struct flush *flush)
+{
+    mem_free(flush_of(flush));
+}
+
+static size_t job_bytes(const struct new_job *job)
+{
+    return job->args.len + job->metadata.len + job->kind.len + job->ordering_key.len +
+           job->traceparent.len + 64;
+}
+
+/* How many of the items fit the byte bound: at least one. */
+static size_t count_within_bytes(const struct flush *flush)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < flush->count; i++) {
+        bytes += job_bytes(job_of(item_of(flush->items[i])));
+        if (bytes > FLUSH_BYTES_MAX && i > 0)
+            return i;
+    }
+    return flush->count;
+}
+
+/* The place (from 1) of the queue in the flush's list of distinct queues. Jobs of one queue tend to
+ * come together: the last one found is tried first. */
+static uint16_t queue_place(struct enqueue_flush *flush, size_t *queue_count, uint16_t last,
+                            struct bytes queue)
+{
+    if (last > 0 && bytes_equal(flush->queues[last - 1], queue))
+        return last;
+    for (size_t i = 0; i < *queue_count; i++)
+        if (bytes_equal(flush->queues[i], queue))
+            return (uint16_t)(i + 1);
+    flush->queue_has_work[*queue_count] = false;
+    flush->queues[(*queue_count)++] = queue;
+    return (uint16_t)*queue_count;
+}
+
+static void lay_out(struct enqueue_flush *flush)
+{
+    size_t queue_count = 0;
+    uint16_t place = 0;
+
+    for (size_t i = 0; i < flush->flush.count; i++) {
+        const struct new_job *job = job_of(item_of(flush->flush.items[i]));
+        place = queue_place(flush, &queue_count, place, job->queue);
+        flush->jobs[i] = job;
+        flush->queue_of[i] = place;
+        if (job->run_at_us == 0)
+            flush->queue_has_work[place - 1] = true;
+    }
+    flush->flush.call.op = DB_ENQUEUE;
+    flush->flush.call.args.enqueue = (struct db_enqueue){.queues = flush->queues,
+                                                         .queue_count = queue_count,
+                                                         .jobs = flush->jobs,
+                                                         .queue_of = flush->queue_of,
+                                                         .ids = flush->ids,
+                                                         .count = flush->flush.count};
+}
+
+static bool prepare(struct flush *base)
+{
+    struct enqueue_flush *flush = flush_of(base);
+    struct enqueuer *enqueuer = base->batcher->owner;
+    size_t count = count_within_bytes(base);
+
+    for (size_t i = 0; i < count; i++) {
+        flush->ids[i] = ids_take(&enqueuer->ids);
+        if (flush->ids[i] == 0)
+            count = i;
+    }
+    ids_want(&enqueuer->ids);
+    batcher_put_back(base, count);
+    if (count == 0)
+        return false;
+    lay_out(flush);
+    return true;
+}
+
+static const struct db_failed_item *failure_of(const struct db_reply *reply, size_t at)
+{
+    for (size_t i = 0; i < reply->rows.enqueue.count; i++)
+        if (reply->rows.enqueue.failed[i].item == at)
+            return &reply->rows.enqueue.failed[i];
+    return NULL;
+}
+
+static void store_failure(struct enqueue_item *item, const struct err *err)
+{
+    struct enqueue_work *work = item->work;
+
+    work->results[item->at].err = request_keep_err(work->request, err);
+    work_count_down(work);
+}
+
+static void tell_queues(struct enqueue_flush *flush)
+{
+    struct enqueuer *enqueuer = flush->flush.batcher->owner;
+    const struct db_enqueue *args = &flush->flush.call.args.enqueue;
+
+    for (size_t i = 0; i < args->queue_count; i++)
+        if (flush->queue_has_work[i])
+            enqueuer->committed(enqueuer->committed_ctx, args->queues[i]);
+}
+
+static enum settled settle(struct flush *base, size_t at, const struct db_reply *reply)
+{
+    struct enqueue_flush *flush = flush_of(base);
+    struct enqueue_item *item = item_of(base->items[at]);
+    const struct db_failed_item *failed = failure_of(reply, at);
+
+    if (at == 0)
+        tell_queues(flush); /* while the first item's request still keeps the queue names alive */
+    if (failed != NULL) {
+        struct err err;
+        err_set(&err, CODE_INVALID_ARGUMENT, "%s", failed->message);
+        err_set_sqlstate(&err, failed->sqlstate);
+        store_failure(item, &err);
+        return SETTLED;
+    }
+    item->work->results[item->at].job_id = flush->ids[at];
+    work_count_down(item->work);
+    return SETTLED;
+}
+
+static void fail(struct batch_item *item, const struct err *err)
+{
+    store_failure(item_of(item), err);
+}
+
+static const struct batcher_ops ops = {
+    .flush_new = flush_new,
+    .flush_free = flush_free,
+    .prepare = prepare,
+    .settle = settle,
+    .fail = fail,
+};
+
+void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup)
+{
+    struct batcher_setup batching = {.ops = &ops,
+                                     .env = setup->env,
+                                     .timers = setup->timers,
+                                     .owner = enqueuer,
+                                     .items_max = setup->items_max,
+                                     .flush_us = setup->flush_us,
+                                     .idempotent = false};
+
+    *enqueuer = (struct enqueuer){.sessions = setup->sessions,
+                                  .committed = setup->committed,
+                                  .committed_ctx = setup->committed_ctx};
+    batcher_init(&enqueuer->batcher, &batching);
+    ids_init(&enqueuer->ids, setup->env, setup->timers);
+}
+
+void enqueuer_free(struct enqueuer *enqueuer)
+{
+    ids_stop(&enqueuer->ids);
+    batcher_free(&enqueuer->batcher);
+}
+
+void enqueuer_take(struct enqueuer *enqueuer, struct request *request)
+{
+    size_t count = request->in.enqueue.count;
+    struct enqueue_work *work = request_alloc(request, sizeof *work);
+    struct enqueue_item *items = request_alloc(request, count * sizeof *items);
+
+    work->enqueuer = enqueuer;
+    work->request = request;
+    work->results = request_alloc(request, count * sizeof *work->results);
+    work->missing =
+        count + 1; /* one for this function, so that it is not answered under its feet */
+    for (size_t i = 0; i < count; i++) {
+        const struct err *invalid = request->in.enqueue.orders[i].invalid;
+        items[i].work = work;
+        items[i].at = i;
+        if (invalid == NULL) {
+            batcher_add(&enqueuer->batcher, &items[i].batch);
+            continue;
+        }
+        work->results[i].err = invalid;
+        work->missing--;
+    }
+    work_count_down(work);
+}
+
+void enqueuer_forget_ids(struct enqueuer *enqueuer)
+{
+    ids_forget(&enqueuer->ids);
+}
+
+void enqueuer_turn(struct enqueuer *enqueuer)
+{
+    batcher_turn(&enqueuer->batcher);
+}
+
+bool enqueuer_is_idle(const struct enqueuer *enqueuer)
+{
+    return batcher_is_idle(&enqueuer->batcher);
+}

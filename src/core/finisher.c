@@ -1,0 +1,374 @@
+/* finisher: see finisher.h. */
+#include "core/finisher.h"
+
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "core/session.h"
+
+struct finish_work;
+
+struct finish_item {
+    struct batch_item batch;
+    struct finish_work *work;
+    const struct finish_order *order;
+    size_t at; /* in the request */
+};
+
+/* What a request needs until it is answered; lives in its arena. */
+struct finish_work {
+    struct finisher *finisher;
+    struct request *request;
+    struct finish_result *results;
+    size_t missing; /* items without a result */
+    const struct err
+        *unknown; /* set: some item is not known yet, the request as a whole is answered so */
+    struct hand_back back;
+    bool is_hand_back; /* the proxy's own request: nobody is answered, but back.told */
+};
+
+struct finish_flush {
+    struct flush flush;
+    const struct finish_order *orders[FLUSH_ITEMS_MAX];
+};
+
+static struct finish_item *item_of(struct batch_item *item)
+{
+    return CONTAINER_OF(item, struct finish_item, batch);
+}
+
+static const struct receipt *receipt_of(const struct batch_item *item)
+{
+    return &CONTAINER_OF(item, const struct finish_item, batch)->order->receipt;
+}
+
+static struct finish_flush *flush_of(struct flush *flush)
+{
+    return CONTAINER_OF(flush, struct finish_flush, flush);
+}
+
+/* ---- answering ---- */
+
+static size_t count_status(const struct finish_work *work, enum finish_status status)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < work->request->in.finish.count; i++)
+        count += work->results[i].status == status;
+    return count;
+}
+
+static void answer_session(struct finish_work *work)
+{
+    struct answer answer = {.kind = work->request->kind == REQUEST_RELEASE ? ANSWER_RELEASE
+                                                                           : ANSWER_FINISH};
+
+    answer.of.finish.results = work->results;
+    answer.of.finish.count = work->request->in.finish.count;
+    if (work->unknown != NULL) {
+        answer.kind = ANSWER_ERROR;
+        answer.of.err = work->unknown;
+    }
+    sessions_answer(work->finisher->sessions, work->request, &answer);
+}
+
+static void end_hand_back(struct finish_work *work)
+{
+    struct hand_back back = work->back;
+    size_t count = work->request->in.finish.count;
+    size_t released = count_status(work, FINISH_DONE);
+
+    if (released < count) /* ended otherwise, or given up: then the storage's rescue gets them */
+        log_event(LOG_INFO, "hand_back", "attempts=%zu released=%zu", count, released);
+    request_free(work->request);
+    if (back.told != NULL)
+        back.told(back.ctx, back.session, released);
+}
+
+static void work_count_down(struct finish_work *work)
+{
+    if (--work->missing > 0)
+        return;
+    if (work->is_hand_back)
+        end_hand_back(work);
+    else
+        answer_session(work);
+}
+
+/* Forgets an attempt that is over. One that is not over but whose session is gone goes back. */
+static void update_attempt(struct finisher *finisher, const struct finish_order *order, bool over)
+{
+    struct attempt *attempt = attempts_find(finisher->attempts, &order->receipt);
+
+    if (attempt == NULL)
+        return;
+    if (attempt->endings > 0)
+        attempt->endings--;
+    bool orphaned = attempt->owner == NULL && attempt->endings == 0;
+    if (over || orphaned)
+        attempts_end(finisher->attempts, attempt);
+    if (!over && orphaned)
+        finisher_hand_back(finisher, &order->receipt, 1, (struct hand_back){.told = NULL});
+}
+
+/* The storage (or our patience) has decided one item. */
+static void item_decided(struct finish_item *item, enum finish_status status, const struct err *err)
+{
+    struct finish_work *work = item->work;
+    struct finisher *finisher = work->finisher;
+
+    work->results[item->at].status = status;
+    if (err != NULL)
+        work->results[item->at].err = request_keep_err(work->request, err);
+    update_attempt(finisher, item->order, status != FINISH_ABORTED && status != FINISH_INVALID);
+    if (status == FINISH_DONE && item->order->outcome == JOB_RELEASE)
+        finisher->some_released = true;
+    work_count_down(work);
+}
+
+/* ---- flushes ---- */
+
+static struct flush *flush_new(struct batcher *batcher)
+{
+    struct finish_flush *flush = mem_zalloc(sizeof *flush);
+    (void)batcher;
+    return &flush->flush;
+}
+
+static void flush_free(struct flush *flush)
+{
+    mem_free(flush_of(flush));
+}
+
+static int compare_items(const void *a, const void *b)
+{
+    const struct batch_item *const *left = a;
+    const struct batch_item *const *right = b;
+    return receipt_compare(receipt_of(*left), receipt_of(*right));
+}
+
+static bool same_batch(const struct receipt *a, const struct receipt *b)
+{
+    return a->claim_slot == b->claim_slot && a->batch_id == b->batch_id && a->nonce == b->nonce;
+}
+
+/* Moves second items for one receipt to the end, keeping the order of the others; returns how many
+ * different ones there are. Needs sorted items. */
+static size_t part_duplicates(struct flush *flush)
+{
+    struct batch_item *twice[FLUSH_ITEMS_MAX];
+    size_t kept = 0;
+    size_t twice_count = 0;
+
+    for (size_t i = 0; i < flush->count; i++) {
+        struct batch_item *item = flush->items[i];
+        if (kept > 0 && receipt_compare(receipt_of(flush->items[kept - 1]), receipt_of(item)) == 0)
+            twice[twice_count++] = item;
+        else
+            flush->items[kept++] = item;
+    }
+    for (size_t i = 0; i < twice_count; i++)
+        flush->items[kept + i] = twice[i];
+    return kept;
+}
+
+/* How many of the first `count` items stay within the storage's number of claim batches a call. */
+static size_t count_within_batches(const struct flush *flush, size_t count)
+{
+    size_t batches = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        if (i == 0 || !same_batch(receipt_of(flush->items[i - 1]), receipt_of(flush->items[i])))
+            batches++;
+        if (batches > COMPLETE_BATCHES_PER_CALL_MAX)
+            return i;
+    }
+    return count;
+}
+
+static bool prepare(struct flush *base, enum db_op op)
+{
+    struct finish_flush *flush = flush_of(base);
+
+    qsort(base->items, base->count, sizeof base->items[0], compare_items);
+    size_t count = part_duplicates(base);
+    if (op == DB_COMPLETE)
+        count = count_within_batches(base, count);
+    batcher_put_back(base, count);
+    for (size_t i = 0; i < base->count; i++)
+        flush->orders[i] = item_of(base->items[i])->order;
+    base->call.op = op;
+    base->call.args.finish = (struct db_finish){.orders = flush->orders, .count = base->count};
+    return base->count > 0;
+}
+
+static bool prepare_completes(struct flush *flush)
+{
+    return prepare(flush, DB_COMPLETE);
+}
+
+static bool prepare_others(struct flush *flush)
+{
+    return prepare(flush, DB_FINISH);
+}
+
+static enum settled settle(struct flush *flush, size_t at, const struct db_reply *reply)
+{
+    int16_t status = reply->rows.finish.statuses[at];
+    struct finish_item *item = item_of(flush->items[at]);
+    struct err err;
+
+    if (status == STORAGE_BUSY)
+        return SETTLE_LATER;
+    if (status != FINISH_INVALID) {
+        item_decided(item, (enum finish_status)status, NULL);
+        return SETTLED;
+    }
+    err_set(&err, CODE_INVALID_ARGUMENT, "the storage refused this outcome for this attempt");
+    item_decided(item, FINISH_INVALID, &err);
+    return SETTLED;
+}
+
+static void fail(struct batch_item *base, const struct err *err)
+{
+    struct finish_item *item = item_of(base);
+
+    if (err->code == CODE_DEADLINE_EXCEEDED)
+        item->work->unknown = request_keep_err(item->work->request, err);
+    item_decided(item, err->code == CODE_INVALID_ARGUMENT ? FINISH_INVALID : FINISH_ABORTED, err);
+}
+
+static const struct batcher_ops complete_ops = {
+    .flush_new = flush_new,
+    .flush_free = flush_free,
+    .prepare = prepare_completes,
+    .settle = settle,
+    .fail = fail,
+};
+
+static const struct batcher_ops other_ops = {
+    .flush_new = flush_new,
+    .flush_free = flush_free,
+    .prepare = prepare_others,
+    .settle = settle,
+    .fail = fail,
+};
+
+/* ---- the module ---- */
+
+void finisher_init(struct finisher *finisher, const struct finisher_setup *setup)
+{
+    CHECK(setup->shard_count >= 1 && setup->shard_count <= FINISHER_SHARDS_MAX);
+    *finisher = (struct finisher){.shard_count = setup->shard_count,
+                                  .attempts = setup->attempts,
+                                  .sessions = setup->sessions,
+                                  .released = setup->released,
+                                  .released_ctx = setup->released_ctx};
+    for (size_t i = 0; i < setup->shard_count; i++) {
+        struct batcher_setup batching = {.ops = &complete_ops,
+                                         .env = setup->env,
+                                         .timers = setup->timers,
+                                         .owner = finisher,
+                                         .items_max = setup->items_max,
+                                         .flush_us = setup->flush_us,
+                                         .idempotent = true};
+        batcher_init(&finisher->shards[i].completes, &batching);
+        batching.ops = &other_ops;
+        batching.items_max = FINISH_ITEMS_PER_CALL_MAX;
+        batcher_init(&finisher->shards[i].others, &batching);
+    }
+}
+
+void finisher_free(struct finisher *finisher)
+{
+    for (size_t i = 0; i < finisher->shard_count; i++) {
+        batcher_free(&finisher->shards[i].completes);
+        batcher_free(&finisher->shards[i].others);
+    }
+}
+
+static void add_item(struct finisher *finisher, struct finish_item *item)
+{
+    const struct receipt *receipt = &item->order->receipt;
+    struct finisher_shard *shard = &finisher->shards[receipt->batch_id % finisher->shard_count];
+    struct attempt *attempt = attempts_find(finisher->attempts, receipt);
+
+    if (attempt != NULL)
+        attempt->endings++;
+    batcher_add(item->order->outcome == JOB_COMPLETE ? &shard->completes : &shard->others,
+                &item->batch);
+}
+
+static void start_work(struct finisher *finisher, struct request *request,
+                       const struct hand_back *back)
+{
+    size_t count = request->in.finish.count;
+    struct finish_work *work = request_alloc(request, sizeof *work);
+    struct finish_item *items = request_alloc(request, count * sizeof *items);
+
+    work->finisher = finisher;
+    work->request = request;
+    work->is_hand_back = back != NULL;
+    if (back != NULL)
+        work->back = *back;
+    work->results = request_alloc(request, count * sizeof *work->results);
+    work->missing =
+        count + 1; /* one for this function, so that it is not answered under its feet */
+    for (size_t i = 0; i < count; i++) {
+        const struct finish_input *input = &request->in.finish.inputs[i];
+        items[i].work = work;
+        items[i].at = i;
+        items[i].order = &input->order;
+        if (input->invalid == NULL) {
+            add_item(finisher, &items[i]);
+            continue;
+        }
+        work->results[i] = (struct finish_result){.status = FINISH_INVALID, .err = input->invalid};
+        work->missing--;
+    }
+    work_count_down(work);
+}
+
+void finisher_take(struct finisher *finisher, struct request *request)
+{
+    start_work(finisher, request, NULL);
+}
+
+void finisher_hand_back(struct finisher *finisher, const struct receipt *receipts, size_t count,
+                        struct hand_back back)
+{
+    struct arena arena;
+
+    arena_init(&arena, sizeof(struct request) + 256 +
+                           count * (sizeof(struct finish_input) + CORE_ITEM_BYTES));
+    struct request *request = request_new_take(&arena, REQUEST_RELEASE, 0, 0);
+    struct finish_input *inputs = request_alloc(request, count * sizeof *inputs);
+    for (size_t i = 0; i < count; i++) {
+        inputs[i].order.receipt = receipts[i];
+        inputs[i].order.outcome = JOB_RELEASE;
+    }
+    request->in.finish.inputs = inputs;
+    request->in.finish.count = count;
+    start_work(finisher, request, &back);
+}
+
+void finisher_turn(struct finisher *finisher)
+{
+    if (finisher->some_released) { /* told once for all of them */
+        finisher->some_released = false;
+        finisher->released(finisher->released_ctx);
+    }
+    for (size_t i = 0; i < finisher->shard_count; i++) {
+        batcher_turn(&finisher->shards[i].completes);
+        batcher_turn(&finisher->shards[i].others);
+    }
+}
+
+bool finisher_is_idle(const struct finisher *finisher)
+{
+    for (size_t i = 0; i < finisher->shard_count; i++)
+        if (!batcher_is_idle(&finisher->shards[i].completes) ||
+            !batcher_is_idle(&finisher->shards[i].others))
+            return false;
+    return true;
+}

@@ -1,0 +1,67 @@
+/* finisher: ends attempts. Outcomes of all sessions become few large transactions.
+ *
+ * What: takes Finish and Release requests, and the proxy's own hand-backs. Completions go to the
+ * storage's short path (complete_batch), all other outcomes to its general one (finish_items); each
+ * has its own batcher per shard, and the items of one claim batch always go to the same shard.
+ * Invariants: a status is passed on only after its commit; two items for the same receipt are never
+ * in one flush; an attempt leaves the attempt table only when the storage has said that it is over.
+ * Ending is idempotent, so a flush whose outcome is unknown is replayed. Never refuses a
+ * well-formed receipt for lack of room.
+ */
+#ifndef CORE_FINISHER_H
+#define CORE_FINISHER_H
+
+#include "core/attempts.h"
+#include "core/batcher.h"
+#include "core/request.h"
+
+struct sessions;
+
+enum { FINISHER_SHARDS_MAX = 16 };
+
+struct finisher_shard {
+    struct batcher completes;
+    struct batcher others;
+};
+
+struct finisher {
+    struct finisher_shard shards[FINISHER_SHARDS_MAX];
+    size_t shard_count;
+    struct attempts *attempts;
+    struct sessions *sessions;
+    void (*released)(void *ctx); /* some jobs are available again */
+    void *released_ctx;
+    bool some_released; /* since the last turn */
+};
+
+struct finisher_setup {
+    const struct env *env;
+    struct timers *timers;
+    struct attempts *attempts;
+    struct sessions *sessions;
+    size_t shard_count;
+    size_t items_max;
+    uint64_t flush_us;
+    void (*released)(void *ctx);
+    void *released_ctx;
+};
+
+void finisher_init(struct finisher *finisher, const struct finisher_setup *setup);
+void finisher_free(struct finisher *finisher);
+
+/* REQUEST_FINISH or REQUEST_RELEASE of a session. */
+void finisher_take(struct finisher *finisher, struct request *request);
+
+/* Hands jobs back that nobody holds any more; the receipts are copied. told may be NULL. */
+struct hand_back {
+    void (*told)(void *ctx, handle session, size_t released);
+    void *ctx;
+    handle session;
+};
+void finisher_hand_back(struct finisher *finisher, const struct receipt *receipts, size_t count,
+                        struct hand_back back);
+
+void finisher_turn(struct finisher *finisher);
+bool finisher_is_idle(const struct finisher *finisher);
+
+#endif

@@ -1,0 +1,51 @@
+/* net: the connections of clients: bytes in, frames out of them; answers in, bytes out.
+ *
+ * What: owns every connection from accept to close and names it by a handle. Reads frames
+ * (wire/frame.h) and gives each to the handler; collects answers per connection and writes them
+ * once per loop turn (net_turn). States: OPEN -> CLOSING (what is queued is still sent) ->
+ * LINGERING (sent, write side shut; what still arrives is thrown away, so that the peer reads our
+ * last words before a reset) -> DEAD, and from each to DEAD. A dead connection is buried, and the
+ * handler told, in net_turn: never inside anybody's callback. Limits: a frame has FRAME_MS from its
+ * first byte to its last, unsent answers OUTPUT_STALL_MS to move; beyond OUTPUT_BYTES_MAX of unsent
+ * answers the connection is not read. Memory of an idle connection: no buffers.
+ */
+#ifndef NET_NET_H
+#define NET_NET_H
+
+#include "base/buf.h"
+#include "base/err.h"
+#include "base/slots.h"
+#include "ev/loop.h"
+
+struct net;
+
+struct net_handlers {
+    void *ctx;
+    /* May already answer or close. The result is kept and passed to the others. */
+    uint64_t (*opened)(void *ctx, handle connection);
+    void (*frame)(void *ctx, uint64_t user, struct bytes body);
+    /* The stream can not be read on: say so and net_close. */
+    void (*broken)(void *ctx, uint64_t user, const struct err *why);
+    void (*closed)(void *ctx, uint64_t user);
+};
+
+struct net *net_new(struct loop *loop, const struct net_handlers *handlers);
+void net_free(struct net *net); /* closes what is left, without a word */
+
+enum code net_listen(struct net *net, const char *address, struct err *err) MUST_CHECK;
+void net_stop_listening(struct net *net);
+
+/* Where to append answers; they leave in net_turn. NULL when the connection takes none any more. */
+struct buf *net_output(struct net *net, handle which);
+
+void net_set_reading(struct net *net, handle which, bool reading);
+
+/* Closes once everything queued has been sent. */
+void net_close(struct net *net, handle which);
+
+/* Turn hook, the last one. */
+void net_turn(struct net *net);
+
+size_t net_count(const struct net *net);
+
+#endif

@@ -1,0 +1,336 @@
+/* Applying migrations; see migrate.h for the promise.
+ *
+ * How: a session advisory lock keyed by the schema's name serialises all
+ * migrators of one database. Under it the state is read from the catalogue and
+ * schema_migrations, judged as a whole, and only then is anything written.
+ * lock_timeout bounds every wait, for that lock and inside the migrations.
+ * Invariant: schema_migrations holds 1..n without a gap, and row n commits
+ * together with migration n. Not here: any SQL of the product (sql/). */
+#include "pg/migrate.h"
+
+#include <libpq-fe.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pg/migrations.h"
+
+enum {
+    CONNECT_WAIT_S = 10,
+    LOCK_WAIT_MS = 15000,
+    SQL_BYTES_MAX = 512,
+};
+
+struct migrator {
+    const struct migrate_request *request;
+    PGconn *conn;
+    char *schema_quoted; /* as an identifier, owned by libpq */
+    bool schema_exists;
+    int version; /* the schema's; 0 = nothing is there */
+};
+
+static int known_version(void)
+{
+    int version = 0;
+    while (migrations[version].version != 0)
+        version++;
+    return version;
+}
+
+__attribute__((format(printf, 1, 2))) static bool refuse(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("awa-proxy migrate: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return false;
+}
+
+/* The line of `sql` that the server complains about; 0 when it does not say. */
+static int error_line(const PGresult *result, const char *sql)
+{
+    const char *position = PQresultErrorField(result, PG_DIAG_STATEMENT_POSITION);
+    if (position == NULL)
+        return 0;
+    long characters = strtol(position, NULL, 10);
+    int line = 1;
+    for (const char *c = sql; *c != '\0' && characters > 1; c++) {
+        line += *c == '\n';
+        characters -= (*c & 0xC0) != 0x80; /* counts UTF-8 characters, not bytes */
+    }
+    return line;
+}
+
+static bool explain_failure(struct migrator *m, const PGresult *result, const char *what,
+                            const char *sql)
+{
+    const char *sqlstate = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+    const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+    const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
+    if (message == NULL)
+        return refuse("%s: %s", what, PQerrorMessage(m->conn));
+    return refuse("%s, line %d: %s%s%s (SQLSTATE %s)", what, error_line(result, sql), message,
+                  detail ? ": " : "", detail ? detail : "", sqlstate ? sqlstate : "unknown");
+}
+
+/* Runs statements whose rows nobody needs. `what` names them in a complaint. */
+static bool run(struct migrator *m, const char *what, const char *sql)
+{
+    PGresult *result = PQexec(m->conn, sql);
+    ExecStatusType status = PQresultStatus(result);
+    bool ok = status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+    if (!ok)
+        explain_failure(m, result, what, sql);
+    PQclear(result);
+    return ok;
+}
+
+/* One query with the schema's name as $1. NULL after a complaint; free with PQclear. */
+static PGresult *ask(struct migrator *m, const char *what, const char *sql)
+{
+    const char *values[] = {m->request->schema};
+    PGresult *result = PQexecParams(m->conn, sql, 1, NULL, values, NULL, NULL, 0);
+    if (PQresultStatus(result) == PGRES_TUPLES_OK)
+        return result;
+    explain_failure(m, result, what, sql);
+    PQclear(result);
+    return NULL;
+}
+
+/* libpq's own complaint about a malformed URL may quote the password, so the
+ * syntax is checked first and its message dropped. */
+static bool url_is_sound(const char *url)
+{
+    char *message = NULL;
+    PQconninfoOption *options = PQconninfoParse(url, &message);
+    PQfreemem(message);
+    if (options == NULL)
+        return refuse("the database URL is malformed (it is not shown, it may hold a password)");
+    PQconninfoFree(options);
+    return true;
+}
+
+static bool connect_database(struct migrator *m)
+{
+    char wait_s[12];
+    snprintf(wait_s, sizeof wait_s, "%d", CONNECT_WAIT_S);
+    const char *names[] = {"connect_timeout", "fallback_application_name", "dbname", NULL};
+    const char *values[] = {wait_s, "awa-proxy migrate", m->request->url, NULL};
+    if (!url_is_sound(m->request->url))
+        return false;
+    m->conn = PQconnectdbParams(names, values, 1);
+    if (PQstatus(m->conn) != CONNECTION_OK)
+        return refuse("%s", PQerrorMessage(m->conn));
+    fprintf(stderr, "target: database %s on %s port %s as %s, schema %s\n", PQdb(m->conn),
+            PQhost(m->conn), PQport(m->conn), PQuser(m->conn), m->request->schema);
+    m->schema_quoted = PQescapeIdentifier(m->conn, m->request->schema, strlen(m->request->schema));
+    return m->schema_quoted != NULL || refuse("%s", PQerrorMessage(m->conn));
+}
+
+static bool lock_schema(struct migrator *m)
+{
+    char sql[SQL_BYTES_MAX];
+    snprintf(sql, sizeof sql, "SET client_min_messages = warning; SET lock_timeout = %d",
+             LOCK_WAIT_MS);
+    if (!run(m, "session settings", sql))
+        return false;
+    PGresult *result =
+        ask(m, "waiting for another migrate of this schema",
+            "SELECT pg_advisory_lock(hashtextextended('awa-proxy migrate ' || $1::text, 0))");
+    PQclear(result);
+    return result != NULL;
+}
+
+/* Reads whether the schema exists and how many relations, functions and the
+ * like it holds. */
+static bool read_catalogue(struct migrator *m, bool *has_ledger, bool *has_objects)
+{
+    PGresult *result = ask(
+        m, "reading the catalogue",
+        "SELECT n.oid IS NOT NULL,"
+        " EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid"
+        "         AND relname = 'schema_migrations' AND relkind = 'r'),"
+        " EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)"
+        " OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = n.oid)"
+        " OR EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)"
+        " FROM (SELECT $1::text AS name) want LEFT JOIN pg_namespace n ON n.nspname = want.name");
+    if (result == NULL)
+        return false;
+    m->schema_exists = PQgetvalue(result, 0, 0)[0] == 't';
+    *has_ledger = PQgetvalue(result, 0, 1)[0] == 't';
+    *has_objects = PQgetvalue(result, 0, 2)[0] == 't';
+    PQclear(result);
+    return true;
+}
+
+/* Judges the rows (version, name) of schema_migrations, ordered by version. */
+static bool judge_ledger(struct migrator *m, const PGresult *rows)
+{
+    const char *schema = m->request->schema;
+    int count = PQntuples(rows);
+    int known = known_version();
+    int newest = count == 0 ? 0 : atoi(PQgetvalue(rows, count - 1, 0));
+    if (newest > known)
+        return refuse("schema %s is at version %d, this binary knows up to %d: use a newer binary",
+                      schema, newest, known);
+    if (count == 0)
+        return refuse("schema %s is half installed: its schema_migrations is empty", schema);
+    for (int i = 0; i < count; i++) {
+        if (atoi(PQgetvalue(rows, i, 0)) != i + 1)
+            return refuse("schema %s is half installed: version %d is missing although version %d"
+                          " is there",
+                          schema, i + 1, newest);
+        if (strcmp(PQgetvalue(rows, i, 1), migrations[i].name) != 0)
+            return refuse("schema %s is not from this program: its version %d is \"%s\","
+                          " this binary's is \"%s\"",
+                          schema, i + 1, PQgetvalue(rows, i, 1), migrations[i].name);
+    }
+    m->version = newest;
+    return true;
+}
+
+static bool read_ledger(struct migrator *m)
+{
+    char sql[SQL_BYTES_MAX];
+    snprintf(sql, sizeof sql, "SELECT version, name FROM %s.schema_migrations ORDER BY version",
+             m->schema_quoted);
+    PGresult *rows = PQexec(m->conn, sql);
+    bool ok = PQresultStatus(rows) == PGRES_TUPLES_OK
+                  ? judge_ledger(m, rows)
+                  : explain_failure(m, rows, "reading schema_migrations", sql);
+    PQclear(rows);
+    return ok;
+}
+
+static bool read_state(struct migrator *m)
+{
+    bool has_ledger = false;
+    bool has_objects = false;
+    if (!read_catalogue(m, &has_ledger, &has_objects))
+        return false;
+    if (has_ledger)
+        return read_ledger(m);
+    if (has_objects)
+        return refuse("schema %s holds objects but no schema_migrations: it is half installed or"
+                      " belongs to something else; drop it or name another with --schema",
+                      m->request->schema);
+    return true;
+}
+
+/* Runs a step, or writes it as a line of the psql script. */
+static bool step(struct migrator *m, const char *what, const char *sql)
+{
+    switch (m->request->mode) {
+    case MIGRATE_APPLY: return run(m, what, sql);
+    case MIGRATE_PRINT_SQL: printf("%s\n", sql); return true;
+    case MIGRATE_LIST:
+    case MIGRATE_REBASE: break; /* applies no migration */
+    }
+    return true;
+}
+
+/* Opens the transaction, with the schema and its ledger made if they are missing. */
+static bool begin_migration(struct migrator *m, const char *what)
+{
+    char sql[SQL_BYTES_MAX];
+    if (!step(m, what, "BEGIN ISOLATION LEVEL READ COMMITTED;"))
+        return false;
+    if (!m->schema_exists) {
+        snprintf(sql, sizeof sql, "CREATE SCHEMA %s;", m->schema_quoted);
+        if (!step(m, what, sql))
+            return false;
+    }
+    snprintf(sql, sizeof sql, "SET LOCAL search_path = %s, pg_temp;", m->schema_quoted);
+    if (!step(m, what, sql))
+        return false;
+    return m->version > 0 ||
+           step(m, what,
+                "CREATE TABLE schema_migrations (version int PRIMARY KEY, name text NOT NULL,"
+                " applied_at timestamptz NOT NULL DEFAULT now());");
+}
+
+static bool run_files(struct migrator *m, const struct migration *migration)
+{
+    char what[SQL_BYTES_MAX];
+    for (size_t i = 0; i < migration->file_count; i++) {
+        const struct migration_file *file = &migration->files[i];
+        snprintf(what, sizeof what, "%04d_%s/%s", migration->version, migration->name, file->name);
+        if (!step(m, what, file->text))
+            return false;
+        if (m->request->mode == MIGRATE_APPLY && PQtransactionStatus(m->conn) != PQTRANS_INTRANS)
+            return refuse("%s: ended the transaction of its migration", what);
+    }
+    return true;
+}
+
+static bool commit_migration(struct migrator *m, const struct migration *migration,
+                             const char *what)
+{
+    char sql[SQL_BYTES_MAX];
+    snprintf(sql, sizeof sql, "INSERT INTO %s.schema_migrations (version, name) VALUES (%d, '%s');",
+             m->schema_quoted, migration->version, migration->name);
+    return step(m, what, sql) && step(m, what, "COMMIT;");
+}
+
+static bool apply(struct migrator *m, const struct migration *migration)
+{
+    char what[SQL_BYTES_MAX];
+    snprintf(what, sizeof what, "%04d_%s", migration->version, migration->name);
+    if (m->request->mode == MIGRATE_LIST) {
+        printf("would apply %s (%zu files)\n", what, migration->file_count);
+        return true;
+    }
+    if (!begin_migration(m, what) || !run_files(m, migration) ||
+        !commit_migration(m, migration, what))
+        return false;
+    m->schema_exists = true;
+    m->version = migration->version;
+    if (m->request->mode == MIGRATE_APPLY)
+        printf("applied %s\n", what);
+    return true;
+}
+
+static bool rebase(struct migrator *m)
+{
+    char sql[SQL_BYTES_MAX];
+    if (m->version != known_version())
+        return refuse("schema %s is at version %d, this binary rebases version %d: migrate it first",
+                      m->request->schema, m->version, known_version());
+    snprintf(sql, sizeof sql, "SELECT %s.rebase();", m->schema_quoted);
+    if (!run(m, "rebase", sql))
+        return false;
+    printf("schema %s is rebased\n", m->request->schema);
+    return true;
+}
+
+static bool bring_up(struct migrator *m)
+{
+    if (!connect_database(m) || !lock_schema(m) || !read_state(m))
+        return false;
+    if (m->request->mode == MIGRATE_REBASE)
+        return rebase(m);
+    int known = known_version();
+    int found = m->version;
+    if (m->request->mode == MIGRATE_PRINT_SQL)
+        puts("\\set ON_ERROR_STOP on");
+    for (int i = found; i < known; i++) {
+        if (!apply(m, &migrations[i]))
+            return false;
+    }
+    if (m->request->mode != MIGRATE_PRINT_SQL)
+        printf("schema %s is at version %d%s\n", m->request->schema, m->version,
+               found == known ? ", nothing to do" : "");
+    return true;
+}
+
+bool migrate_run(const struct migrate_request *request)
+{
+    struct migrator m = {.request = request};
+    bool ok = bring_up(&m);
+    PQfreemem(m.schema_quoted);
+    PQfinish(m.conn); /* also ends a failed transaction and the advisory lock */
+    return ok;
+}

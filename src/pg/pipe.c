@@ -1,0 +1,380 @@
+/* pipe: see pipe.h, and for libpq's grammar: per statement its results and one NULL, per Sync one
+ * PGRES_PIPELINE_SYNC without a NULL. After a lost connection there are NULLs for ever and no Sync.
+ */
+#include "pg/pipe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/limits.h"
+#include "base/mem.h"
+
+enum {
+    CONNECT_MS = 10 * 1000, /* all hosts together */
+    CALL_MS = 35 * 1000,    /* beyond the statement_timeout */
+    NULLS_MAX = 2,          /* in a row from a living connection */
+};
+
+struct pipe {
+    struct pipe_setup with;
+    PGconn *connection;
+    struct watch *watch;
+    int watched_fd;
+    enum pipe_state state;
+    uint64_t since_us; /* of the connection attempt */
+    struct list owed;
+    /* The segment that is being read: */
+    PGresult *rows;
+    bool failed;
+    struct err err;
+    struct err broken_err;
+};
+
+static void on_ready(void *ctx, unsigned ready);
+
+static void set_state(struct pipe *pipe, enum pipe_state next)
+{
+    static const unsigned legal[] = {
+        [PIPE_CONNECTING] = 1u << PIPE_PREPARING | 1u << PIPE_BROKEN,
+        [PIPE_PREPARING] = 1u << PIPE_READY | 1u << PIPE_BROKEN,
+        [PIPE_READY] = 1u << PIPE_BROKEN,
+        [PIPE_BROKEN] = 0,
+    };
+
+    CHECK((legal[pipe->state] & 1u << next) != 0);
+    pipe->state = next;
+}
+
+/* ---- the socket, which libpq may change under us ---- */
+
+static void unwatch(struct pipe *pipe)
+{
+    watch_free(pipe->watch);
+    pipe->watch = NULL;
+    pipe->watched_fd = -1;
+}
+
+static void watch_socket(struct pipe *pipe, unsigned wanted)
+{
+    int fd = PQsocket(pipe->connection);
+
+    if (fd != pipe->watched_fd)
+        unwatch(pipe);
+    if (fd < 0)
+        return;
+    if (pipe->watch == NULL)
+        pipe->watch = watch_new(pipe->with.loop, fd, on_ready, pipe);
+    pipe->watched_fd = fd;
+    watch_want(pipe->watch, wanted);
+}
+
+static void break_with(struct pipe *pipe, const struct err *err)
+{
+    if (pipe->state == PIPE_BROKEN)
+        return;
+    set_state(pipe, PIPE_BROKEN);
+    pipe->broken_err = *err;
+    unwatch(pipe);
+    loop_again(pipe->with.loop); /* the owner looks at the end of the turn */
+}
+
+static void break_with_text(struct pipe *pipe, const char *text)
+{
+    struct err err;
+    err_set(&err, CODE_UNAVAILABLE, "%s", text);
+    break_with(pipe, &err);
+}
+
+/* libpq's connection-level message has several lines and ends in one. */
+static void break_with_libpq(struct pipe *pipe)
+{
+    char text[ERR_MESSAGE_BYTES];
+
+    if (pipe->failed) { /* the server said why before it closed, e.g. 57P01 */
+        break_with(pipe, &pipe->err);
+        return;
+    }
+    snprintf(text, sizeof text, "%s", PQerrorMessage(pipe->connection));
+    text[strcspn(text, "\n")] = '\0';
+    break_with_text(pipe, text[0] != '\0' ? text : "the connection to Postgres was lost");
+}
+
+/* ---- reading ---- */
+
+static void note_error(struct pipe *pipe, const PGresult *result)
+{
+    const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+
+    if (pipe->failed && pipe->err.sqlstate[0] != '\0')
+        return; /* the first one with a SQLSTATE is the cause */
+    pipe->failed = true;
+    err_set(&pipe->err, CODE_INTERNAL, "%s",
+            message != NULL ? message : "the connection to Postgres was lost");
+    err_set_sqlstate(&pipe->err, PQresultErrorField(result, PG_DIAG_SQLSTATE));
+}
+
+static void clear_segment(struct pipe *pipe)
+{
+    PQclear(pipe->rows);
+    pipe->rows = NULL;
+    pipe->failed = false;
+}
+
+/* These say that the connection, or its prepared statements, can not be used any more. */
+static bool is_fatal(const struct err *err)
+{
+    return strncmp(err->sqlstate, "57P", 3) == 0 || strcmp(err->sqlstate, "25006") == 0 ||
+           strcmp(err->sqlstate, "26000") == 0 || strcmp(err->sqlstate, "0A000") == 0 ||
+           strncmp(err->sqlstate, "08", 2) == 0;
+}
+
+static void end_call(struct pipe *pipe)
+{
+    struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
+    struct pipe_result result = {.outcome = pipe->failed ? OUTCOME_NOT_DONE : OUTCOME_DONE};
+
+    if (pipe->failed)
+        result.err = pipe->err;
+    else
+        result.rows = pipe->rows;
+    if (!pipe->failed && pipe->rows == NULL) {
+        result.outcome = OUTCOME_UNKNOWN; /* committed, but what it said is missing */
+        err_set(&result.err, CODE_INTERNAL, "%s returned no rows", statement_name(call->statement));
+    }
+    call->done(call, &result);
+    if (pipe->failed && is_fatal(&pipe->err))
+        break_with(pipe, &pipe->err);
+}
+
+static bool is_idle_transaction(PGTransactionStatusType status)
+{
+    return status == PQTRANS_IDLE ||
+           status == PQTRANS_ACTIVE; /* active: the next segment already runs */
+}
+
+/* A Sync was answered: the segment is committed, or rolled back as a whole. */
+static void end_segment(struct pipe *pipe)
+{
+    if (pipe->state == PIPE_PREPARING && pipe->failed)
+        break_with(pipe, &pipe->err);
+    else if (pipe->state == PIPE_PREPARING)
+        set_state(pipe, PIPE_READY);
+    else if (pipe->owed.count > 0)
+        end_call(pipe);
+    else
+        break_with_text(pipe, "Postgres answered a statement that was not sent");
+    clear_segment(pipe);
+    if (pipe->state == PIPE_READY && !is_idle_transaction(PQtransactionStatus(pipe->connection)))
+        break_with_text(pipe, "a transaction was left open");
+}
+
+static void take_result(struct pipe *pipe, PGresult *result)
+{
+    ExecStatusType status = PQresultStatus(result);
+
+    if (status == PGRES_TUPLES_OK && pipe->state == PIPE_READY && pipe->rows == NULL) {
+        pipe->rows = result;
+        return;
+    }
+    if (status == PGRES_FATAL_ERROR)
+        note_error(pipe, result);
+    else if (status == PGRES_PIPELINE_SYNC)
+        end_segment(pipe);
+    else if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK &&
+             status != PGRES_PIPELINE_ABORTED)
+        break_with_text(pipe, "an answer of a kind that does not belong in a pipeline");
+    PQclear(result);
+}
+
+static bool owes_something(const struct pipe *pipe)
+{
+    return pipe->state == PIPE_PREPARING || (pipe->state == PIPE_READY && pipe->owed.count > 0);
+}
+
+static void read_results(struct pipe *pipe)
+{
+    unsigned nulls = 0;
+
+    while (owes_something(pipe) && nulls <= NULLS_MAX && !PQisBusy(pipe->connection)) {
+        PGresult *result = PQgetResult(pipe->connection);
+        nulls = result == NULL ? nulls + 1 : 0;
+        if (result != NULL)
+            take_result(pipe, result);
+    }
+    if (pipe->state != PIPE_BROKEN &&
+        (nulls > NULLS_MAX || PQstatus(pipe->connection) == CONNECTION_BAD))
+        break_with_libpq(pipe);
+}
+
+/* ---- writing ---- */
+
+static void flush(struct pipe *pipe)
+{
+    int left = PQflush(pipe->connection);
+
+    if (left < 0) {
+        read_results(pipe); /* the server's last words, if any */
+        if (pipe->state != PIPE_BROKEN)
+            break_with_libpq(pipe);
+        return;
+    }
+    watch_socket(pipe, WATCH_READ | (left > 0 ? WATCH_WRITE : 0u));
+}
+
+static void start_preparing(struct pipe *pipe)
+{
+    set_state(pipe, PIPE_PREPARING);
+    if (PQsetnonblocking(pipe->connection, 1) != 0 || PQenterPipelineMode(pipe->connection) != 1 ||
+        !statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema) ||
+        PQpipelineSync(pipe->connection) != 1) {
+        break_with_libpq(pipe);
+        return;
+    }
+    flush(pipe);
+}
+
+static void go_on_connecting(struct pipe *pipe)
+{
+    unwatch(pipe); /* before every poll: the next socket may get the same number */
+    switch (PQconnectPoll(pipe->connection)) {
+    case PGRES_POLLING_READING: watch_socket(pipe, WATCH_READ); return;
+    case PGRES_POLLING_WRITING: watch_socket(pipe, WATCH_WRITE); return;
+    case PGRES_POLLING_OK: start_preparing(pipe); return;
+    case PGRES_POLLING_FAILED:
+    case PGRES_POLLING_ACTIVE: break;
+    }
+    break_with_libpq(pipe);
+}
+
+static void on_ready(void *ctx, unsigned ready)
+{
+    struct pipe *pipe = ctx;
+
+    if (pipe->state == PIPE_CONNECTING) {
+        go_on_connecting(pipe);
+        return;
+    }
+    if (pipe->state == PIPE_BROKEN)
+        return;
+    int alive = ready & WATCH_READ ? PQconsumeInput(pipe->connection) : 1;
+    read_results(pipe);
+    if (pipe->state == PIPE_BROKEN)
+        return;
+    if (!alive)
+        break_with_libpq(pipe);
+    else
+        flush(pipe);
+}
+
+void pipe_send(struct pipe *pipe, struct pipe_call *call)
+{
+    struct params *params = pipe->with.params;
+    const char *values[PARAMS_MAX];
+    int lens[PARAMS_MAX];
+    int formats[PARAMS_MAX];
+
+    CHECK(pipe->state == PIPE_READY && pipe->owed.count < PIPE_SEGMENTS_MAX);
+    params_reset(params);
+    call->encode(call, params);
+    params_values(params, values, lens, formats);
+    call->since_us = clock_mono_us();
+    list_push_back(&pipe->owed, &call->node);
+    call->synced = PQsendQueryPrepared(pipe->connection, statement_name(call->statement),
+                                       params->count, values, lens, formats, 1) == 1;
+    if (!call->synced || PQpipelineSync(pipe->connection) != 1) {
+        break_with_libpq(pipe);
+        return;
+    }
+    flush(pipe);
+}
+
+/* ---- coming and going ---- */
+
+static void ignore_notice(void *ctx, const PGresult *result)
+{
+    (void)ctx;
+    (void)result;
+}
+
+struct pipe *pipe_new(const struct pipe_setup *setup)
+{
+    /* What stands before dbname may be overridden by the URL. */
+    const char *const keywords[] = {"client_encoding", "fallback_application_name",
+                                    "tcp_user_timeout", "dbname", NULL};
+    const char *const values[] = {"UTF8", "awa-proxy", "30000", setup->url, NULL};
+    struct pipe *pipe = mem_zalloc(sizeof *pipe);
+
+    pipe->with = *setup;
+    pipe->state = PIPE_CONNECTING;
+    pipe->watched_fd = -1;
+    pipe->since_us = clock_mono_us();
+    pipe->connection = PQconnectStartParams(keywords, values, 1);
+    CHECK(pipe->connection != NULL);
+    PQsetNoticeReceiver(pipe->connection, ignore_notice, NULL);
+    if (PQstatus(pipe->connection) == CONNECTION_BAD)
+        break_with_libpq(pipe);
+    else
+        watch_socket(pipe, WATCH_WRITE); /* libpq: wait for writing before the first poll */
+    return pipe;
+}
+
+void pipe_free(struct pipe *pipe)
+{
+    CHECK(pipe->owed.count == 0);
+    unwatch(pipe); /* before libpq closes the socket */
+    PQclear(pipe->rows);
+    PQfinish(pipe->connection);
+    mem_free(pipe);
+}
+
+enum pipe_state pipe_state(const struct pipe *pipe)
+{
+    return pipe->state;
+}
+
+size_t pipe_owed(const struct pipe *pipe)
+{
+    return pipe->owed.count;
+}
+
+const struct err *pipe_err(const struct pipe *pipe)
+{
+    return &pipe->broken_err;
+}
+
+const char *pipe_database(const struct pipe *pipe)
+{
+    const char *name = PQdb(pipe->connection);
+    return name != NULL ? name : "";
+}
+
+int pipe_backend_pid(const struct pipe *pipe)
+{
+    return PQbackendPID(pipe->connection);
+}
+
+void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
+{
+    bool connecting = pipe->state == PIPE_CONNECTING || pipe->state == PIPE_PREPARING;
+
+    if (connecting && now_us > pipe->since_us + (uint64_t)CONNECT_MS * US_PER_MS)
+        break_with_text(pipe, "Postgres did not let us in in time");
+    if (pipe->owed.count == 0)
+        return;
+    const struct pipe_call *oldest = CONTAINER_OF(pipe->owed.first, struct pipe_call, node);
+    if (now_us > oldest->since_us + (uint64_t)CALL_MS * US_PER_MS)
+        break_with_text(pipe, "Postgres did not answer in time");
+}
+
+void pipe_fail_owed(struct pipe *pipe)
+{
+    struct pipe_result result = {.err = pipe->broken_err};
+
+    CHECK(pipe->state == PIPE_BROKEN);
+    while (pipe->owed.count > 0) {
+        struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
+        result.outcome = call->synced ? OUTCOME_UNKNOWN : OUTCOME_NOT_DONE;
+        call->done(call, &result);
+    }
+}

@@ -1,0 +1,72 @@
+/* pipe: one connection to Postgres in pipeline mode, and the FIFO of answers it owes.
+ *
+ * What: connects without blocking, prepares the statements of its role, then carries calls. One
+ * call is one statement and one Sync: its own transaction. Its done() is called when the Sync's
+ * answer arrived, so a result is acted on only after its commit. When the connection breaks, the
+ * pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the turn and calls
+ * pipe_fail_owed: UNKNOWN where the Sync was already queued, else NOT_DONE. States: CONNECTING ->
+ * PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
+ * submit to the pool again, which sends later, never from inside done().
+ */
+#ifndef PG_PIPE_H
+#define PG_PIPE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <libpq-fe.h>
+
+#include "base/err.h"
+#include "base/list.h"
+#include "base/outcome.h"
+#include "ev/loop.h"
+#include "pg/params.h"
+#include "pg/statements.h"
+
+enum pipe_state { PIPE_CONNECTING, PIPE_PREPARING, PIPE_READY, PIPE_BROKEN };
+
+struct pipe_result {
+    enum outcome outcome;
+    const PGresult *rows; /* with OUTCOME_DONE; valid during done() */
+    struct err err;       /* otherwise */
+};
+
+/* Owned by the caller; must stay put until done(). */
+struct pipe_call {
+    struct list_node node; /* pool->waiting or pipe->owed */
+    enum statement_id statement;
+    void (*encode)(struct pipe_call *call, struct params *params); /* when it is sent */
+    void (*done)(struct pipe_call *call, const struct pipe_result *result);
+    uint64_t since_us; /* waiting, later sent */
+    bool synced;       /* the commit may have left */
+};
+
+struct pipe;
+
+struct pipe_setup {
+    struct loop *loop;
+    const char *url;
+    const char *schema;
+    enum statement_role role;
+    struct params *params; /* scratch, shared */
+};
+
+struct pipe *pipe_new(const struct pipe_setup *setup);
+void pipe_free(struct pipe *pipe); /* owes nothing any more */
+
+enum pipe_state pipe_state(const struct pipe *pipe);
+size_t pipe_owed(const struct pipe *pipe);
+const struct err *pipe_err(const struct pipe *pipe); /* why it broke */
+const char *pipe_database(const struct pipe *pipe);  /* its name; never NULL */
+int pipe_backend_pid(const struct pipe *pipe);
+
+/* Only in PIPE_READY and below PIPE_SEGMENTS_MAX. */
+void pipe_send(struct pipe *pipe, struct pipe_call *call);
+
+/* Breaks it when it has been connecting, or the oldest call has been running, for too long. */
+void pipe_check_deadline(struct pipe *pipe, uint64_t now_us);
+
+/* Only in PIPE_BROKEN. */
+void pipe_fail_owed(struct pipe *pipe);
+
+#endif

@@ -1,0 +1,281 @@
+/* pool: see pool.h. */
+#include "pg/pool.h"
+
+#include "base/clock.h"
+#include "base/limits.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+enum {
+    WAIT_MS = 5 * 1000,
+    TICK_MS = 100, /* deadlines and reconnects are looked at so often, while there are any */
+    AGAIN_FIRST_MS = 50,
+    AGAIN_DOUBLINGS_MAX = 6,
+};
+
+struct place {
+    struct pipe *pipe; /* NULL: closed */
+    bool was_ready;
+};
+
+struct pool {
+    struct pool_setup with;
+    struct loop_timer *tick;
+    bool tick_set;
+    struct list waiting;
+    uint64_t again_us; /* no new connection before this time */
+    unsigned failures; /* to connect, in a row */
+    struct err last_err;
+    struct place places[POOL_SIZE_MAX];
+};
+
+static void set_tick(struct pool *pool)
+{
+    if (pool->tick_set)
+        return;
+    pool->tick_set = true;
+    loop_timer_set(pool->tick, clock_mono_us() + (uint64_t)TICK_MS * US_PER_MS);
+}
+
+/* Whether anything has a deadline: a call that waits or runs, a connection that is missing or being
+ * made. */
+static bool is_waited_for(const struct pool *pool)
+{
+    bool connected = false;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        const struct place *place = &pool->places[i];
+        if (place->pipe != NULL && (!place->was_ready || pipe_owed(place->pipe) > 0))
+            return true;
+        connected = connected || place->pipe != NULL;
+    }
+    return pool->waiting.count > 0 || !connected;
+}
+
+static void on_tick(void *ctx)
+{
+    struct pool *pool = ctx;
+    uint64_t now_us = clock_mono_us();
+
+    pool->tick_set = false;
+    for (size_t i = 0; i < pool->with.size; i++)
+        if (pool->places[i].pipe != NULL)
+            pipe_check_deadline(pool->places[i].pipe, now_us);
+    if (is_waited_for(pool))
+        set_tick(pool);
+}
+
+struct pool *pool_new(const struct pool_setup *setup)
+{
+    struct pool *pool = mem_zalloc(sizeof *pool);
+
+    CHECK(setup->size >= 1 && setup->size <= POOL_SIZE_MAX);
+    pool->with = *setup;
+    pool->tick = loop_timer_new(setup->loop, on_tick, pool);
+    err_set(&pool->last_err, CODE_UNAVAILABLE, "not connected to Postgres yet");
+    return pool;
+}
+
+/* ---- connections ---- */
+
+static void open_place(struct pool *pool, struct place *place)
+{
+    struct pipe_setup setup = {.loop = pool->with.loop,
+                               .url = pool->with.url,
+                               .schema = pool->with.schema,
+                               .role = pool->with.role,
+                               .params = pool->with.params};
+    place->pipe = pipe_new(&setup);
+    place->was_ready = false;
+}
+
+/* One at a time: a login costs the server and our loop, and a second one may not be needed. */
+static bool is_connecting(const struct pool *pool)
+{
+    for (size_t i = 0; i < pool->with.size; i++)
+        if (pool->places[i].pipe != NULL && !pool->places[i].was_ready)
+            return true;
+    return false;
+}
+
+static void open_another(struct pool *pool)
+{
+    if (is_connecting(pool) || clock_mono_us() < pool->again_us)
+        return;
+    for (size_t i = 0; i < pool->with.size; i++) {
+        if (pool->places[i].pipe == NULL) {
+            open_place(pool, &pool->places[i]);
+            return;
+        }
+    }
+}
+
+static bool has_connection(const struct pool *pool)
+{
+    for (size_t i = 0; i < pool->with.size; i++)
+        if (pool->places[i].pipe != NULL)
+            return true;
+    return false;
+}
+
+void pool_open_one(struct pool *pool)
+{
+    if (!has_connection(pool))
+        open_another(pool);
+    set_tick(pool);
+}
+
+static void note_ready(struct pool *pool, struct place *place)
+{
+    place->was_ready = true;
+    pool->failures = 0;
+    log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
+              pipe_backend_pid(place->pipe));
+    if (pool->with.on_up != NULL)
+        pool->with.on_up(pool->with.ctx, pipe_database(place->pipe));
+}
+
+static void log_loss(const struct pool *pool, const struct place *place, const struct err *err)
+{
+    char text[ERR_MESSAGE_BYTES];
+
+    if (place->was_ready)
+        log_event(LOG_WARN, "pg_lost", "pool=%s pid=%d sqlstate=%s reason=\"%s\"", pool->with.name,
+                  pipe_backend_pid(place->pipe), err->sqlstate,
+                  log_text(text, sizeof text, err->message));
+    else if (pool->failures == 0) /* once, not per try */
+        log_event(LOG_WARN, "pg_connect_failed", "pool=%s sqlstate=%s reason=\"%s\"",
+                  pool->with.name, err->sqlstate, log_text(text, sizeof text, err->message));
+}
+
+static void back_off(struct pool *pool)
+{
+    unsigned doublings =
+        pool->failures < AGAIN_DOUBLINGS_MAX ? pool->failures : AGAIN_DOUBLINGS_MAX;
+    uint64_t pause_us = (uint64_t)AGAIN_FIRST_MS * US_PER_MS << doublings;
+
+    pool->failures++;
+    pool->again_us = clock_mono_us() + pause_us / 2 + rng_u64(pool->with.rng) % pause_us;
+}
+
+static void bury(struct pool *pool, struct place *place)
+{
+    struct pipe *pipe = place->pipe;
+    bool was_ready = place->was_ready;
+
+    pool->last_err = *pipe_err(pipe);
+    log_loss(pool, place, &pool->last_err);
+    if (!was_ready)
+        back_off(pool);
+    place->pipe = NULL;
+    place->was_ready = false;
+    if (was_ready && pool->with.on_lost != NULL)
+        pool->with.on_lost(pool->with.ctx);
+    pipe_fail_owed(pipe);
+    pipe_free(pipe);
+}
+
+static void fail_waiting(struct pool *pool, uint64_t since_us)
+{
+    struct pipe_result result = {.outcome = OUTCOME_NOT_DONE, .err = pool->last_err};
+
+    while (pool->waiting.first != NULL) {
+        struct pipe_call *call = CONTAINER_OF(pool->waiting.first, struct pipe_call, node);
+        if (call->since_us > since_us)
+            return;
+        list_remove(&pool->waiting, &call->node);
+        call->done(call, &result);
+    }
+}
+
+void pool_reap(struct pool *pool)
+{
+    uint64_t wait_us = (uint64_t)WAIT_MS * US_PER_MS;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        struct place *place = &pool->places[i];
+        if (place->pipe == NULL)
+            continue;
+        if (pipe_state(place->pipe) == PIPE_BROKEN)
+            bury(pool, place);
+        else if (pipe_state(place->pipe) == PIPE_READY && !place->was_ready)
+            note_ready(pool, place);
+    }
+    if (pool->waiting.count > 0)
+        fail_waiting(pool, clock_mono_us() - wait_us);
+    if (!has_connection(pool))
+        pool_open_one(pool); /* the first is kept, so that what comes next finds it */
+}
+
+/* ---- calls ---- */
+
+void pool_submit(struct pool *pool, struct pipe_call *call)
+{
+    call->since_us = clock_mono_us();
+    list_push_back(&pool->waiting, &call->node);
+}
+
+unsigned pool_idle(const struct pool *pool)
+{
+    unsigned idle = 0;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        const struct place *place = &pool->places[i];
+        idle += place->was_ready && pipe_state(place->pipe) == PIPE_READY &&
+                pipe_owed(place->pipe) == 0;
+    }
+    return idle > pool->waiting.count ? idle - (unsigned)pool->waiting.count : 0;
+}
+
+size_t pool_running(const struct pool *pool)
+{
+    size_t running = pool->waiting.count;
+
+    for (size_t i = 0; i < pool->with.size; i++)
+        running += pool->places[i].pipe != NULL ? pipe_owed(pool->places[i].pipe) : 0;
+    return running;
+}
+
+/* The ready connection that owes least; NULL when none has room. */
+static struct pipe *least_busy(const struct pool *pool)
+{
+    struct pipe *best = NULL;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        struct pipe *pipe = pool->places[i].pipe;
+        if (pipe == NULL || !pool->places[i].was_ready || pipe_state(pipe) != PIPE_READY)
+            continue;
+        if (best == NULL || pipe_owed(pipe) < pipe_owed(best))
+            best = pipe;
+    }
+    return best != NULL && pipe_owed(best) < PIPE_SEGMENTS_MAX ? best : NULL;
+}
+
+void pool_dispatch(struct pool *pool)
+{
+    if (pool->waiting.count > 0)
+        set_tick(pool); /* for the deadlines of what waits and runs */
+    while (pool->waiting.count > 0) {
+        struct pipe *pipe = least_busy(pool);
+        if (pipe == NULL || pipe_owed(pipe) > 0)
+            open_another(pool);
+        if (pipe == NULL)
+            break;
+        struct list_node *node = list_pop_front(&pool->waiting);
+        pipe_send(pipe, CONTAINER_OF(node, struct pipe_call, node));
+    }
+}
+
+void pool_free(struct pool *pool)
+{
+    fail_waiting(pool, UINT64_MAX);
+    for (size_t i = 0; i < pool->with.size; i++) {
+        struct pipe *pipe = pool->places[i].pipe;
+        if (pipe == NULL)
+            continue;
+        CHECK(pipe_owed(pipe) == 0);
+        pipe_free(pipe);
+    }
+    loop_timer_free(pool->tick);
+    mem_free(pool);
+}

@@ -1,0 +1,52 @@
+/* pool: a fixed number of places for connections (pipe.h) and the calls that wait for one.
+ *
+ * What: calls are queued by pool_submit and sent by pool_dispatch at the end of the turn: to an
+ * idle connection if there is one; else a further one is opened, and meanwhile the call is
+ * pipelined behind the least busy. A lost connection is replaced with jittered back-off, for ever.
+ * A call that no connection takes within WAIT_MS is answered NOT_DONE with the server's own last
+ * words. Used twice: for the data connections, and with size 1 for the control connection. Limits:
+ * PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core, which owns every call.
+ */
+#ifndef PG_POOL_H
+#define PG_POOL_H
+
+#include "base/rng.h"
+#include "pg/pipe.h"
+
+struct pool;
+
+struct pool_setup {
+    struct loop *loop;
+    struct rng *rng;
+    struct params *params;
+    const char *url;
+    const char *schema;
+    const char *name; /* in the log */
+    enum statement_role role;
+    size_t size;
+    void (*on_up)(void *ctx, const char *database); /* a connection became ready */
+    void (*on_lost)(void *ctx); /* a ready one was lost; called before its calls fail */
+    void *ctx;
+};
+
+struct pool *pool_new(const struct pool_setup *setup);
+
+/* Calls that still wait are failed as NOT_DONE; none may be running. */
+void pool_free(struct pool *pool);
+
+/* Makes sure that one connection is there or on its way. */
+void pool_open_one(struct pool *pool);
+
+void pool_submit(struct pool *pool, struct pipe_call *call);
+
+/* How many further calls could start at once. */
+unsigned pool_idle(const struct pool *pool);
+
+/* How many calls wait or run. */
+size_t pool_running(const struct pool *pool);
+
+/* Turn hooks: buries broken connections and fails what they owed; and sends what waits. */
+void pool_reap(struct pool *pool);
+void pool_dispatch(struct pool *pool);
+
+#endif

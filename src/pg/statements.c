@@ -1,0 +1,76 @@
+/* statements: see statements.h. */
+#include "pg/statements.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "pg/params.h"
+
+struct statement {
+    const char *name;
+    enum statement_role role;
+    const char *select;
+    const char *call;
+    Oid types[PARAMS_MAX];
+};
+
+static const struct statement statements[] = {
+#define STATEMENT(id, role_name, select_text, call_text, ...)                                      \
+    [STATEMENT_##id] = {.name = "awa_" #id,                                                        \
+                        .role = ROLE_##role_name,                                                  \
+                        .select = select_text,                                                     \
+                        .call = call_text,                                                         \
+                        .types = {__VA_ARGS__}},
+#include "pg/statements.def"
+#undef STATEMENT
+};
+
+/* By SET and not by connection options, which poolers in between refuse. */
+static const char settings[] = "SELECT set_config(name, value, false) FROM (VALUES "
+                               "('application_name', 'awa-proxy'), "
+                               "('default_transaction_isolation', 'read committed'), "
+                               "('statement_timeout', '30s'), "
+                               "('idle_in_transaction_session_timeout', '60s'), "
+                               "('client_min_messages', 'warning'), "
+                               "('jit', 'off')) settings (name, value)";
+
+const char *statement_name(enum statement_id id)
+{
+    return statements[id].name;
+}
+
+static int type_count(const struct statement *statement)
+{
+    int count = 0;
+    while (count < PARAMS_MAX && statement->types[count] != PG_NONE)
+        count++;
+    return count;
+}
+
+static bool send_prepare(PGconn *connection, const struct statement *statement,
+                         const char *quoted_schema)
+{
+    size_t size =
+        strlen(statement->select) + strlen(quoted_schema) + strlen(statement->call) + sizeof " .";
+    char *text = mem_alloc(size);
+
+    snprintf(text, size, "%s %s.%s", statement->select, quoted_schema, statement->call);
+    int sent =
+        PQsendPrepare(connection, statement->name, text, type_count(statement), statement->types);
+    mem_free(text);
+    return sent == 1;
+}
+
+bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
+{
+    char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
+    bool sent = quoted != NULL &&
+                PQsendQueryParams(connection, settings, 0, NULL, NULL, NULL, NULL, 1) == 1;
+
+    for (size_t i = 0; sent && i < STATEMENT_COUNT; i++)
+        if (statements[i].role == role)
+            sent = send_prepare(connection, &statements[i], quoted);
+    PQfreemem(quoted);
+    return sent;
+}

@@ -1,0 +1,28 @@
+/* statements: the table of SQL the daemon speaks (statements.def), and its preparation on a
+ * connection.
+ *
+ * Why prepared once per connection: parsing per call costs more than most calls. Why never cached
+ * beyond the connection: a plan dies with its session.
+ */
+#ifndef PG_STATEMENTS_H
+#define PG_STATEMENTS_H
+
+#include <stdbool.h>
+
+#include <libpq-fe.h>
+
+enum statement_role { ROLE_DATA, ROLE_CONTROL };
+
+enum statement_id {
+#define STATEMENT(id, role, select, call, ...) STATEMENT_##id,
+#include "pg/statements.def"
+#undef STATEMENT
+    STATEMENT_COUNT,
+};
+
+const char *statement_name(enum statement_id id);
+
+/* Queues the session settings and every statement of the role (no Sync). False: libpq refused. */
+bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema);
+
+#endif

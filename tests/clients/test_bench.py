@@ -1,0 +1,88 @@
+"""The load generator notices when a proxy lies. It talks to one played by the test."""
+import json
+import subprocess
+import threading
+
+import pytest
+
+import awa_pb2 as pb
+
+JOBS = 3
+
+
+def claimed(new_job, job_id):
+    return pb.Job(job_id=job_id, receipt=str(job_id).encode(), queue=new_job.queue,
+                  kind=new_job.kind, args=new_job.args, priority=2, attempt=1, max_attempts=25)
+
+
+def serve(fake, ids, change_claim, status):
+    """One producer, one worker: all jobs in one Enqueue, as many Claims as it takes."""
+    producer = fake.accept()
+    producer.greet()
+    worker = fake.accept()
+    worker.greet()
+    enqueue = producer.expect("enqueue")
+    producer.answer(enqueue, enqueue_ok=pb.EnqueueOk(
+        results=[pb.EnqueueResult(job_id=job_id) for job_id in ids]))
+    to_give = [claimed(*pair) for pair in zip(enqueue.enqueue.jobs, ids)]
+    change_claim(to_give)
+    try:
+        while True:
+            frame = worker.receive()
+            if frame.WhichOneof("request") == "claim" and to_give:
+                count = frame.claim.max_jobs
+                worker.answer(frame, claim_ok=pb.ClaimOk(jobs=to_give[:count]))
+                del to_give[:count]
+            elif frame.WhichOneof("request") == "finish":
+                worker.settle(frame, status)
+    except (EOFError, ConnectionError):
+        pass
+
+
+def run(build, fake, ids=(11, 12, 13), change_claim=lambda jobs: None, status=pb.DONE):
+    thread = threading.Thread(target=serve, args=(fake, ids, change_claim, status), daemon=True)
+    thread.start()
+    return subprocess.run(
+        [build / "bench/awa-bench", "both", "--socket", fake.address.removeprefix("unix:"),
+         "--jobs", str(JOBS), "--batch", str(JOBS), "--workers", "1", "--inflight", "2",
+         "--deadline-s", "2"], stdin=subprocess.DEVNULL, text=True, capture_output=True,
+        check=False)
+
+
+def test_an_honest_proxy_passes(build, fake):
+    done = run(build, fake)
+    assert done.returncode == 0, done.stderr
+    ready, result = done.stdout.splitlines()
+    assert ready == "ready"
+    figures = json.loads(result)
+    assert (figures["jobs"], figures["violations"]) == (JOBS, 0)
+
+
+def again(jobs):
+    jobs[2] = jobs[0]
+
+
+def other_id(jobs):
+    jobs[0].job_id = 99
+
+
+def other_args(jobs):
+    jobs[0].args = jobs[0].args.replace(b"welcome", b"goodbye")
+
+
+def lost(jobs):
+    del jobs[2]
+
+
+@pytest.mark.parametrize("options,complaint", [
+    ({"change_claim": again}, "executed again"),
+    ({"change_claim": other_id}, "enqueued as 11 and claimed as 99"),
+    ({"change_claim": other_args}, "other args"),
+    ({"change_claim": lost}, "not over after 2 s: 3 of 3 acknowledged, 2 executed, 2 finished"),
+    ({"status": pb.ALREADY_DONE}, "was not answered DONE"),
+    ({"ids": (11, 11, 13)}, "id 11 was given twice"),
+], ids=["again", "other-id", "other-args", "lost", "not-done", "same-id"])
+def test_a_lie_is_exit_code_1(build, fake, options, complaint):
+    done = run(build, fake, **options)
+    assert done.returncode == 1
+    assert complaint in done.stderr

@@ -1,0 +1,138 @@
+"""Connections that go wrong: the code tells what is known about the request."""
+import threading
+
+import pytest
+
+import awa_pb2 as pb
+import drivers
+
+
+def play(fake, script):
+    """Runs script(session), the proxy's part, in a thread."""
+    thread = threading.Thread(target=lambda: script(fake.accept()), daemon=True)
+    thread.start()
+    return thread
+
+
+def code_of(call, *arguments, **options):
+    with pytest.raises(drivers.CallError) as raised:
+        call(*arguments, **options)
+    return raised.value.code
+
+
+def test_nobody_listens(driver, tmp_path):
+    assert code_of(driver.connect, f"unix:{tmp_path}/nobody") == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:localhost:1", "unix:" + "x" * 200])
+def test_addresses_that_are_none(driver, address):
+    assert code_of(driver.connect, address) in ("INVALID_ARGUMENT", "UNAVAILABLE")
+
+
+def test_hello_refused(driver, fake):
+    def script(session):
+        hello = session.expect("hello")
+        session.answer(hello, error=pb.Error(code=pb.UNIMPLEMENTED, message="major 1 only"))
+        session.close()
+    play(fake, script)
+    assert code_of(driver.connect, fake.address) == "UNIMPLEMENTED"
+
+
+def test_connection_lost_after_the_request(driver, fake):
+    def script(session):
+        session.greet()
+        session.expect("ping")
+        session.close()
+    play(fake, script)
+    driver.connect(fake.address)
+    assert code_of(driver.ping) == "DEADLINE_EXCEEDED"    # not known
+    assert code_of(driver.ping) == "UNAVAILABLE"          # surely not done
+
+
+def test_no_answer_in_time(driver, fake):
+    over = threading.Event()
+
+    def script(session):
+        session.greet()
+        session.expect("ping")
+        over.wait(drivers.DEADLINE_S)
+        session.close()
+    play(fake, script)
+    driver.connect(fake.address, request_timeout_ms=200)
+    assert code_of(driver.ping) == "DEADLINE_EXCEEDED"
+    assert code_of(driver.ping) == "UNAVAILABLE"
+    over.set()
+
+
+@pytest.mark.parametrize("nonsense", [
+    b"\xff\xff\xff\xff\xff\xff",        # a prefix that never ends
+    b"\x80\x80\x80\x02",                # 4 MiB and more
+    b"\x02\x12\x7f",                    # a field that is longer than its frame
+], ids=["prefix", "length", "message"])
+def test_nonsense(driver, fake, nonsense):
+    over = threading.Event()
+
+    def script(session):
+        session.greet(max_frame_bytes=(1 << 22) - 1)
+        session.expect("ping")
+        session.send(nonsense)
+        over.wait(drivers.DEADLINE_S)
+        session.close()
+    play(fake, script)
+    driver.connect(fake.address)
+    with pytest.raises(drivers.CallError) as lost:
+        driver.ping()
+    over.set()
+    assert lost.value.code == "DEADLINE_EXCEEDED"
+    assert "the proxy sent a" in lost.value.message     # not: it sent too little in time
+
+
+def test_answer_to_another_request(driver, fake):
+    def script(session):
+        session.greet()
+        ping = session.expect("ping")
+        ping.request_id += 1
+        session.answer(ping, pong=pb.Pong())
+    play(fake, script)
+    driver.connect(fake.address)
+    assert code_of(driver.ping) == "INTERNAL"
+    assert code_of(driver.ping) == "UNAVAILABLE"
+
+
+def test_answer_of_another_kind(driver, fake):
+    def script(session):
+        session.greet()
+        session.answer(session.expect("ping"), claim_ok=pb.ClaimOk())
+    play(fake, script)
+    driver.connect(fake.address)
+    assert code_of(driver.ping) == "INTERNAL"
+
+
+def test_an_error_of_unknown_code_is_an_error(driver, fake):
+    def script(session):
+        session.greet()
+        session.answer(session.expect("ping"), error=pb.Error(code=99, message="new"))
+        session.answer(session.expect("ping"), error=pb.Error(code=0, message="odd"))
+    play(fake, script)
+    driver.connect(fake.address)
+    assert code_of(driver.ping) == "UNKNOWN"
+    assert code_of(driver.ping) == "UNKNOWN"
+
+
+def test_enqueue_splits_by_the_limits(driver, fake):
+    seen = []
+
+    def script(session):
+        session.greet(max_jobs_per_enqueue=3, max_frame_bytes=16384)
+        for _ in range(3):
+            frame = session.expect("enqueue")
+            seen.append(len(frame.enqueue.jobs))
+            session.answer(frame, enqueue_ok=pb.EnqueueOk(results=[
+                pb.EnqueueResult(job_id=int(job.kind)) for job in frame.enqueue.jobs]))
+    play(fake, script)
+    driver.connect(fake.address)
+    large = '"' + "x" * 9000 + '"'
+    jobs = [{"queue": "q", "kind": str(number)} for number in range(1, 7)]
+    jobs[4]["args"] = jobs[5]["args"] = large
+    assert driver.enqueue(*jobs) == [(number, "OK", "") for number in range(1, 7)]
+    assert seen == [3, 2, 1]        # by number, then by bytes

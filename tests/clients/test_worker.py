@@ -1,0 +1,224 @@
+"""Worker loops against a proxy played by the test."""
+import pytest
+
+import awa_pb2 as pb
+import drivers
+
+
+def receipts(finish):
+    return [item.receipt for item in finish.finish.items]
+
+
+def expect_finish(session, count):
+    """Collects Finish frames until `count` items have come; a Claim in between is let wait."""
+    items = []
+    frames = []
+    while len(items) < count:
+        frame = session.receive()
+        kind = frame.WhichOneof("request")
+        assert kind in ("finish", "claim"), frame
+        if kind == "finish":
+            frames.append(frame)
+            items += receipts(frame)
+    return frames, items
+
+
+def part(session):
+    """Answers Goodbye, letting pass what was on its way."""
+    while (frame := session.receive()).WhichOneof("request") != "goodbye":
+        assert frame.WhichOneof("request") in ("claim", "release"), frame
+        if frame.WhichOneof("request") == "release":
+            session.answer(frame, release_ok=pb.FinishOk(
+                results=[pb.FinishResult(status=pb.DONE)] * len(frame.release.receipts)))
+    session.answer(frame, goodbye_ok=pb.GoodbyeOk())
+
+
+def test_asks_for_concurrency_and_prefetch(fake, start_worker):
+    start_worker(fake.address, "q", concurrency=3, prefetch=4)
+    session = fake.accept()
+    assert session.greet().worker_name == "conformance"
+    claim = session.expect("claim")
+    assert (list(claim.claim.queues), claim.claim.max_jobs) == (["q"], 7)
+    assert 0 < claim.claim.wait_ms <= 60_000
+
+
+def test_never_holds_more(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
+    session = fake.accept()
+    session.greet()
+    claim = session.expect("claim")
+    assert claim.claim.max_jobs == 3
+    session.give_jobs(claim, 1, 2, kind="wait")
+    assert worker.started() == (1, 1)
+    claim = session.expect("claim")
+    assert claim.claim.max_jobs == 1
+    session.give_jobs(claim, 3, kind="wait")
+    worker.let_end()
+    frames, items = expect_finish(session, 3)
+    assert items == [b"1", b"2", b"3"]
+    for frame in frames:
+        session.settle(frame, pb.DONE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.done) == (3, 3)
+
+
+def test_stop_releases_what_has_not_started_and_waits_for_the_rest(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, 2, 3, kind="wait")
+    worker.started()
+    worker.stop()
+    released = []
+    while len(released) < 2:
+        released += session.expect("release").release.receipts
+    assert sorted(released) == [b"2", b"3"]
+    worker.let_end()
+    session.settle(session.expect("finish"), pb.DONE)
+    session.answer(session.expect("goodbye"), goodbye_ok=pb.GoodbyeOk())
+    assert worker.join().executed == 1
+
+
+def test_stop_while_a_claim_waits(fake, start_worker):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    claim = session.expect("claim")
+    worker.stop()
+    goodbye = session.expect("goodbye")
+    session.give_jobs(claim, 1)     # was on its way; never starts
+    session.answer(goodbye, goodbye_ok=pb.GoodbyeOk(released=1))
+    assert worker.join().executed == 0
+    assert worker.starts == []
+
+
+def test_what_a_claim_brings_after_the_stop_is_released(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, kind="wait")
+    worker.started()
+    claim = session.expect("claim")
+    worker.stop()
+    session.give_jobs(claim, 2, 3)      # while job 1 runs, for who knows how long
+    released = []
+    while len(released) < 2:
+        released += session.expect("release").release.receipts
+    assert sorted(released) == [b"2", b"3"]
+    worker.let_end()
+    session.settle(session.expect("finish"), pb.DONE)
+    session.answer(session.expect("goodbye"), goodbye_ok=pb.GoodbyeOk())
+    assert worker.join().executed == 1
+    assert worker.starts == []
+
+
+@pytest.mark.parametrize("status,stats", [
+    (pb.DONE, (1, 1, 0)), (pb.ALREADY_DONE, (1, 1, 0)), (pb.STALE, (1, 0, 1)),
+    (pb.STATUS_NOT_FOUND, (1, 0, 1)), (pb.INVALID, (1, 0, 1))])
+def test_statuses_are_final(fake, start_worker, status, stats):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1)
+    frames, _ = expect_finish(session, 1)
+    session.settle(frames[0], status)
+    worker.stop()
+    part(session)
+    got = worker.join()
+    assert (got.executed, got.done, got.not_accepted) == stats
+
+
+def test_aborted_and_refused_outcomes_are_sent_again(fake, start_worker):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1)
+    frames, _ = expect_finish(session, 1)
+    session.settle(frames[0], pb.STATUS_ABORTED)
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.answer(frames[0], error=pb.Error(code=pb.UNAVAILABLE, retryable=True, message="m"))
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.DONE)
+    worker.stop()
+    part(session)
+    assert worker.join().done == 1
+
+
+def test_refused_claims_are_repeated(fake, start_worker):
+    start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.answer(session.expect("claim"),
+                   error=pb.Error(code=pb.UNAVAILABLE, retryable=True, message="m"))
+    session.expect("claim")
+
+
+def test_a_claim_that_can_never_work_ends_the_worker(fake, start_worker):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.answer(session.expect("claim"),
+                   error=pb.Error(code=pb.INVALID_ARGUMENT, message="no such queue name"))
+    with pytest.raises(drivers.CallError) as ended:
+        worker.join()
+    assert (ended.value.code, ended.value.message) == ("INVALID_ARGUMENT", "no such queue name")
+
+
+def test_outcomes_survive_a_lost_connection(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1)
+    expect_finish(session, 1)
+    session.close()                 # the outcome may be stored or not
+    session = fake.accept()
+    session.greet()
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.ALREADY_DONE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.done, stats.reconnects) == (1, 1)
+
+
+def test_what_had_not_started_is_dropped_with_the_connection(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, 2, kind="wait")
+    worker.started()
+    session.close()
+    session = fake.accept()
+    session.greet()
+    claim = session.expect("claim")
+    assert claim.claim.max_jobs == 1        # job 1 still runs, job 2 is forgotten
+    worker.let_end()
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.STALE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.not_accepted) == (1, 1)
+
+
+def test_pings_when_quiet_and_leaves_a_silent_proxy(fake, start_worker):
+    start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet(idle_timeout_ms=600)
+    session.expect("claim")
+    session.answer(session.expect("ping"), pong=pb.Pong())
+    session.expect("ping")
+    fake.accept().greet()                   # no Pong: a new connection
+
+
+def test_the_first_connection_must_work(tmp_path, start_worker):
+    worker = start_worker(f"unix:{tmp_path}/nobody", "q")
+    with pytest.raises(drivers.CallError) as ended:
+        worker.join()
+    assert ended.value.code == "UNAVAILABLE"

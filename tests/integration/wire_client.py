@@ -1,0 +1,119 @@
+"""A client of awa.v1 that hides nothing: frames in, frames out, over a raw socket.
+
+For tests only. It can also send what no client should. The messages are generated from the .proto
+when this is imported, so that a test never runs against an old copy.
+"""
+import importlib
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+DEADLINE_S = 20
+
+
+def _load_messages():
+    folder = tempfile.mkdtemp(prefix="awa-proto-")
+    subprocess.run(["protoc", f"--proto_path={REPOSITORY}/proto", f"--python_out={folder}", "awa/v1/awa.proto"],
+                   check=True)
+    sys.path.insert(0, folder)
+    return importlib.import_module("awa.v1.awa_pb2")
+
+
+pb = _load_messages()
+
+
+def varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class Client:
+    """One connection. Answers that come out of order are kept until asked for."""
+
+    def __init__(self, path, hello=True):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(DEADLINE_S)
+        self.socket.connect(str(path))
+        self.buffer = bytearray()
+        self.answers = {}
+        self.next_id = 1
+        if hello:
+            self.limits = self.call(hello=pb.Hello(major=1, client_name="test")).hello_ok
+
+    def send_raw(self, data):
+        self.socket.sendall(data)
+
+    def send(self, request_id=None, **request):
+        """Sends one request and returns its id."""
+        if request_id is None:
+            request_id = self.next_id
+            self.next_id += 1
+        body = pb.ClientFrame(request_id=request_id, **request).SerializeToString()
+        self.send_raw(varint(len(body)) + body)
+        return request_id
+
+    def read_frame(self):
+        """The next frame, or None at the end of the stream."""
+        while True:
+            length = shift = 0
+            for i, byte in enumerate(self.buffer[:5]):
+                length |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    if len(self.buffer) >= i + 1 + length:
+                        body = bytes(self.buffer[i + 1:i + 1 + length])
+                        del self.buffer[:i + 1 + length]
+                        return pb.ServerFrame.FromString(body)
+                    break
+            data = self.socket.recv(1 << 16)
+            if not data:
+                assert not self.buffer, "the stream ended inside a frame"
+                return None
+            self.buffer += data
+
+    def answer(self, request_id):
+        """The answer to this request; fails at the end of the stream."""
+        while request_id not in self.answers:
+            frame = self.read_frame()
+            assert frame is not None, "closed before the answer"
+            assert frame.request_id not in self.answers, "answered twice"
+            self.answers[frame.request_id] = frame
+        return self.answers.pop(request_id)
+
+    def call(self, **request):
+        return self.answer(self.send(**request))
+
+    def rest(self):
+        """All frames up to the end of the stream."""
+        frames = []
+        while (frame := self.read_frame()) is not None:
+            frames.append(frame)
+        return frames
+
+    def close(self):
+        self.socket.close()
+
+    # what most tests want to say
+
+    def enqueue(self, queue, *args, **fields):
+        jobs = [pb.NewJob(queue=queue, kind="test", args=arg, **fields) for arg in args]
+        return self.call(enqueue=pb.Enqueue(jobs=jobs)).enqueue_ok.results
+
+    def claim(self, *queues, jobs=1, wait_ms=0):
+        return self.call(claim=pb.Claim(queues=queues, max_jobs=jobs, wait_ms=wait_ms)).claim_ok.jobs
+
+    def finish(self, *items):
+        return self.call(finish=pb.Finish(items=items)).finish_ok.results
+
+    def complete(self, *jobs):
+        return self.finish(*[pb.FinishItem(receipt=job.receipt, complete=pb.Complete()) for job in jobs])
+
+    def counts(self, queue):
+        return self.call(queue_counts=pb.QueueCounts(queue=queue)).queue_counts_ok

@@ -1,0 +1,42 @@
+"""Ways to break the engine, to see that the tests notice. README.md tells which test noticed which."""
+import engine
+
+# name: (file, text, replacement); the text must be there exactly once.
+FAULTS = {
+    "claim-without-mutex": ("41_claim.sql", "IF NOT pg_try_advisory_xact_lock(advisory_key('lane', p_lane_id)) THEN", "IF false THEN"),
+    "claim-without-second-listing": ("41_claim.sql", "            -- step 5: the open slots again\n            v_open := open_queue_slots();", "            -- step 5: the open slots again"),
+    "window-without-own-xid": ("40_claim_walk.sql", "IF v_own IS NULL OR v_own >= pg_snapshot_xmax(v_now) THEN", "IF true THEN"),
+    "window-forgets-late": ("40_claim_walk.sql", "v_late := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.lo) x WHERE", "v_late := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.lo) x WHERE false AND"),
+    "window-ignores-running": ("40_claim_walk.sql", "v_running := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.hi) x WHERE", "v_running := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.hi) x WHERE false AND"),
+    "position-behind": ("40_claim_walk.sql", "v_start_job bigint := p_state.at_job_id;", "v_start_job bigint := p_state.at_job_id - 1;"),
+    "position-ahead": ("40_claim_walk.sql", "v_start_job bigint := p_state.at_job_id;", "v_start_job bigint := p_state.at_job_id + 1;"),
+    "late-position-ahead": ("40_claim_walk.sql", "WHEN x = p_state.at_xid THEN p_state.at_job_id ELSE -1", "WHEN x = p_state.at_xid THEN p_state.at_job_id + 1 ELSE -1"),
+    "state-lags": ("40_claim_walk.sql", "v_no bigint := p_state.no + 1;", "v_no bigint := p_state.no + CASE WHEN p_state.slot <> p_slot THEN 0 ELSE 1 END;"),
+    "carry-without-mutex": ("71_close.sql", "CONTINUE WHEN NOT pg_try_advisory_xact_lock(advisory_key('lane', v_lane));", ""),
+    "close-hides-states": ("71_close.sql", "<> v_rows OR slot_holds_newest_state(v_sealed.slot);", "<> v_rows;"),
+    "close-ignores-writers": ("71_close.sql", "RETURN pg_try_advisory_xact_lock(advisory_key('queue_slot', p_slot)) AND", "RETURN"),
+    "enqueue-without-slot-key": ("21_rings.sql", "IF pg_try_advisory_xact_lock_shared(advisory_key('queue_slot', v_pointer & 15))\n", "IF true\n"),
+    "complete-without-batch-key": ("50_complete.sql", "ELSIF pg_try_advisory_xact_lock(advisory_key('batch', p_batch_id)) THEN", "ELSIF true THEN"),
+    "complete-only-exclusive": ("50_complete.sql", "ELSIF NOT pg_try_advisory_xact_lock_shared(advisory_key('batch', p_batch_id)) THEN", "ELSE"),
+    "finish-without-attempt-key": ("51_finish.sql", "\n            AND pg_try_advisory_xact_lock(attempt_key(p_job_id, p_run_lease))", ""),
+    "finish-without-batch-key": ("51_finish.sql", " AND pg_try_advisory_xact_lock_shared(advisory_key('batch', p_batch_id))\n", "\n"),
+    "prune-ignores-open-attempts": ("72_prune.sql", " OR (SELECT sum(count_open_attempts(slot, p_slot)) FROM generate_series(0, 7) slot) > 0 THEN\n        RETURN false;", " THEN\n        RETURN false;"),
+    "prune-forgets-to-fold": ("72_prune.sql", "PERFORM fold_terminal_counts(p_slot);", ""),
+    "promotion-forgets-late": ("60_promote.sql", "WHERE pg_visible_in_snapshot(late.xid, p_seen)", "WHERE false"),
+    "promotion-without-key": ("60_promote.sql", "IF NOT pg_try_advisory_xact_lock(advisory_key('maintenance', 1)) THEN", "IF false THEN"),
+    "counts-are-stable": ("80_counts.sql", "LANGUAGE plpgsql VOLATILE", "LANGUAGE plpgsql STABLE"),
+    "any-isolation-level": ("10_guards.sql", "IF current_setting('transaction_isolation') NOT IN", "IF false AND current_setting('transaction_isolation') NOT IN"),
+}
+
+
+def sources(name):
+    """The engine's SQL with one fault."""
+    where, text, replacement = FAULTS[name]
+    texts = []
+    for path, source in engine.sources():
+        if path.name == where:
+            if source.count(text) != 1:
+                raise SystemExit(f"fault {name}: its text is {source.count(text)} times in {where}")
+            source = source.replace(text, replacement)
+        texts.append(source)
+    return texts

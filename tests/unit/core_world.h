@@ -1,0 +1,339 @@
+/* core_world: a world for core in tests: time that is moved by hand, a database that answers when
+ * told, clients that only remember what they were sent. Include it once, in a core_*_test.c. */
+#ifndef CORE_WORLD_H
+#define CORE_WORLD_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "core/core.h"
+
+enum { CALLS_MAX = 64, SENT_MAX = 4096, CONNECTIONS_MAX = 16 };
+
+struct sent {
+    handle connection;
+    uint64_t request_id;
+    enum answer_kind kind;
+    size_t count; /* of jobs or results */
+    enum code code;
+    int64_t first_job_id;
+    enum finish_status statuses[8];
+};
+
+struct world {
+    struct env env;
+    struct core core;
+    uint64_t now_us;
+    uint64_t random;
+    unsigned idle;
+    struct db_call *calls[CALLS_MAX]; /* submitted and not answered */
+    size_t call_count;
+    struct sent sent[SENT_MAX];
+    size_t sent_count;
+    bool paused[CONNECTIONS_MAX];
+    bool closed[CONNECTIONS_MAX];
+    int64_t next_job_id;
+};
+
+static inline uint64_t world_now_us(void *ctx)
+{
+    return ((struct world *)ctx)->now_us;
+}
+
+static inline uint64_t world_random(void *ctx)
+{
+    struct world *world = ctx;
+    world->random = world->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return world->random;
+}
+
+static inline void world_submit(void *ctx, struct db_call *call)
+{
+    struct world *world = ctx;
+    assert_true(world->call_count < CALLS_MAX);
+    world->calls[world->call_count++] = call;
+}
+
+static inline unsigned world_idle(void *ctx)
+{
+    return ((struct world *)ctx)->idle;
+}
+
+static inline void note_results(struct sent *sent, const struct answer *answer)
+{
+    sent->count = answer->of.finish.count;
+    for (size_t i = 0; i < sent->count && i < 8; i++)
+        sent->statuses[i] = answer->of.finish.results[i].status;
+}
+
+static inline void world_send(void *ctx, handle connection, uint64_t request_id,
+                              const struct answer *answer)
+{
+    struct world *world = ctx;
+    struct sent *sent = &world->sent[world->sent_count++];
+
+    assert_true(world->sent_count < SENT_MAX);
+    *sent = (struct sent){.connection = connection, .request_id = request_id, .kind = answer->kind};
+    switch (answer->kind) {
+    case ANSWER_ENQUEUE:
+        sent->count = answer->of.enqueue.count;
+        sent->first_job_id = answer->of.enqueue.results[0].job_id;
+        if (answer->of.enqueue.results[0].err != NULL)
+            sent->code = answer->of.enqueue.results[0].err->code;
+        break;
+    case ANSWER_CLAIM:
+        sent->count = answer->of.claim.count;
+        sent->first_job_id = sent->count > 0 ? (int64_t)answer->of.claim.first->receipt.job_id : 0;
+        break;
+    case ANSWER_FINISH:
+    case ANSWER_RELEASE: note_results(sent, answer); break;
+    case ANSWER_GOODBYE: sent->count = answer->of.released; break;
+    case ANSWER_ERROR: sent->code = answer->of.err->code; break;
+    case ANSWER_HELLO:
+    case ANSWER_PONG:
+    case ANSWER_COUNTS: break;
+    }
+}
+
+static inline void world_set_reading(void *ctx, handle connection, bool reading)
+{
+    ((struct world *)ctx)->paused[connection] = !reading;
+}
+
+static inline void world_close(void *ctx, handle connection)
+{
+    ((struct world *)ctx)->closed[connection] = true;
+}
+
+static inline struct world *world_new(void)
+{
+    struct world *world = calloc(1, sizeof *world);
+    struct core_setup setup = {.claim_batch_size = 512,
+                               .enqueue_batch_size = 512,
+                               .completion_batch_size = 512,
+                               .completion_shards = 1,
+                               .flush_us = 1000,
+                               .poll_min_us = 5000,
+                               .poll_max_us = 250000,
+                               .claims_in_flight_max = 4};
+
+    world->now_us = 1000000;
+    world->env = (struct env){world,      world_now_us, world_random,      world_submit,
+                              world_idle, world_send,   world_set_reading, world_close};
+    core_init(&world->core, &world->env, &setup);
+    return world;
+}
+
+static inline void turn(struct world *world)
+{
+    core_turn(&world->core);
+}
+
+static inline void wait_us(struct world *world, uint64_t us)
+{
+    world->now_us += us;
+    turn(world);
+}
+
+/* ---- the database ---- */
+
+static inline struct db_call *call_of(const struct world *world, enum db_op op)
+{
+    for (size_t i = 0; i < world->call_count; i++)
+        if (world->calls[i]->op == op)
+            return world->calls[i];
+    return NULL;
+}
+
+static inline size_t calls_of(const struct world *world, enum db_op op)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < world->call_count; i++)
+        count += world->calls[i]->op == op;
+    return count;
+}
+
+static inline void reply(struct world *world, struct db_call *call, const struct db_reply *with)
+{
+    for (size_t i = 0; i < world->call_count; i++)
+        if (world->calls[i] == call)
+            world->calls[i] = world->calls[--world->call_count];
+    call->done(call, with);
+    turn(world);
+}
+
+static inline void fail_call(struct world *world, struct db_call *call, enum outcome outcome,
+                             const char *sqlstate)
+{
+    struct db_reply with = {.outcome = outcome};
+    err_set(&with.err, CODE_INTERNAL, "made to fail");
+    err_set_sqlstate(&with.err, sqlstate);
+    reply(world, call, &with);
+}
+
+static inline void reply_ids(struct world *world, int64_t first, int64_t count)
+{
+    struct id_run run = {first, first + count - 1};
+    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.ids = {&run, 1}};
+    reply(world, call_of(world, DB_RESERVE_IDS), &with);
+}
+
+static inline void reply_enqueued(struct world *world, struct db_call *call)
+{
+    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.enqueue = {NULL, 0}};
+    reply(world, call, &with);
+}
+
+static inline void reply_claimed(struct world *world, size_t count, enum claim_end end)
+{
+    struct db_call *call = call_of(world, DB_CLAIM);
+    struct claimed_job *jobs = calloc(count + 1, sizeof *jobs);
+    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.claim = {jobs, count, end}};
+
+    assert_true(count <= call->args.claim.limit);
+    for (size_t i = 0; i < count; i++)
+        jobs[i].receipt = (struct receipt){.batch_id = 1,
+                                           .nonce = call->args.claim.nonce,
+                                           .job_id = (uint64_t)++world->next_job_id,
+                                           .run_lease = 1,
+                                           .index = (uint16_t)(i + 1)};
+    reply(world, call, &with);
+    free(jobs);
+}
+
+static inline void reply_finished(struct world *world, struct db_call *call,
+                                  const int16_t *statuses)
+{
+    struct db_reply with = {.outcome = OUTCOME_DONE,
+                            .rows.finish = {statuses, call->args.finish.count}};
+    reply(world, call, &with);
+}
+
+static inline void reply_all_done(struct world *world, struct db_call *call)
+{
+    int16_t statuses[FLUSH_ITEMS_MAX];
+    for (size_t i = 0; i < FLUSH_ITEMS_MAX; i++)
+        statuses[i] = FINISH_DONE;
+    reply_finished(world, call, statuses);
+}
+
+/* ---- clients ---- */
+
+static inline struct request *request_of(enum request_kind kind, uint64_t id)
+{
+    struct arena arena;
+    arena_init(&arena, UNPACK_BYTES_MAX);
+    return request_new_take(&arena, kind, id, 100);
+}
+
+static inline void take(struct world *world, handle session, enum request_kind kind, uint64_t id)
+{
+    sessions_take_request(&world->core.sessions, session, request_of(kind, id));
+}
+
+/* An open session on this connection (from 1). */
+static inline handle join(struct world *world, handle connection)
+{
+    handle session = session_open(&world->core.sessions, connection);
+    take(world, session, REQUEST_HELLO, 1);
+    assert_int_equal(world->sent[world->sent_count - 1].kind, ANSWER_HELLO);
+    return session;
+}
+
+static inline void enqueue(struct world *world, handle session, uint64_t id, size_t count)
+{
+    struct request *request = request_of(REQUEST_ENQUEUE, id);
+    struct enqueue_order *orders = request_alloc(request, count * sizeof *orders);
+
+    for (size_t i = 0; i < count; i++)
+        orders[i].job = (struct new_job){.queue = bytes_of_text("q"),
+                                         .kind = bytes_of_text("k"),
+                                         .args = bytes_of_text("{}"),
+                                         .priority = 2};
+    request->in.enqueue.orders = orders;
+    request->in.enqueue.count = count;
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+static inline void claim(struct world *world, handle session, uint64_t id, uint32_t jobs,
+                         uint32_t wait_ms)
+{
+    struct request *request = request_of(REQUEST_CLAIM, id);
+    struct bytes *queue = request_alloc(request, sizeof *queue);
+
+    *queue = bytes_of_text("q");
+    request->in.claim.queues = queue;
+    request->in.claim.queue_count = 1;
+    request->in.claim.jobs_max = jobs;
+    request->in.claim.wait_ms = wait_ms;
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+/* Finishes items of claim batch `batch`, from index `first` on. */
+static inline void finish(struct world *world, handle session, uint64_t id, uint64_t batch,
+                          uint16_t first, size_t count, enum job_outcome outcome)
+{
+    struct request *request = request_of(REQUEST_FINISH, id);
+    struct finish_input *inputs = request_alloc(request, count * sizeof *inputs);
+
+    for (size_t i = 0; i < count; i++) {
+        uint16_t index = (uint16_t)(first + i);
+        inputs[i].order.outcome = outcome;
+        inputs[i].order.receipt = (struct receipt){
+            .batch_id = batch, .nonce = 7, .job_id = batch * 10000 + index, .index = index};
+    }
+    request->in.finish.inputs = inputs;
+    request->in.finish.count = count;
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+static inline const struct sent *answer_to(const struct world *world, handle connection,
+                                           uint64_t request_id)
+{
+    const struct sent *found = NULL;
+
+    for (size_t i = 0; i < world->sent_count; i++) {
+        const struct sent *sent = &world->sent[i];
+        if (sent->connection != connection || sent->request_id != request_id)
+            continue;
+        assert_null(found); /* answered once */
+        found = sent;
+    }
+    return found;
+}
+
+/* Lets everybody leave, answers what is still asked of the database, and checks that nothing is
+ * left. */
+static inline void world_end(struct world *world)
+{
+    for (uint32_t i = 0; i < world->core.sessions.table.size; i++) {
+        struct session *session = slots_at(&world->core.sessions.table, i);
+        if (session != NULL)
+            session_vanished(&world->core.sessions, session->self);
+    }
+    for (int i = 0; i < 100 && !core_is_idle(&world->core); i++) {
+        wait_us(world, 3000);
+        if (call_of(world, DB_FINISH) != NULL)
+            reply_all_done(world, call_of(world, DB_FINISH));
+        if (call_of(world, DB_COMPLETE) != NULL)
+            reply_all_done(world, call_of(world, DB_COMPLETE));
+        if (call_of(world, DB_CLAIM) != NULL)
+            reply_claimed(world, 0, CLAIM_EMPTY);
+        if (call_of(world, DB_RESERVE_IDS) != NULL)
+            reply_ids(world, 500000, 10000);
+        if (call_of(world, DB_ENQUEUE) != NULL)
+            reply_enqueued(world, call_of(world, DB_ENQUEUE));
+    }
+    assert_true(core_is_idle(&world->core));
+    core_free(&world->core);
+    free(world);
+}
+
+#endif
