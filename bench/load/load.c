@@ -56,7 +56,7 @@ struct worker {
     int64_t claimed_at_us;
     int64_t brought_at_us; // the last ClaimOk with jobs
     int has_new;           // it came since the last Finish
-    uint32_t answering; // jobs in unanswered finishes
+    uint32_t answering;    // jobs in unanswered finishes
     uint32_t held_count;
     struct held_job *held;
     struct finish finishes[FINISHES_MAX];
@@ -358,7 +358,8 @@ static void loop(struct load *load)
     struct epoll_event events[EVENTS_MAX];
     int64_t deadline_us = load->started_us + (int64_t)load->options->deadline_s * 1000000;
     while (!is_over(load)) {
-        int count = epoll_wait(load->epoll_fd, events, EVENTS_MAX, 1);
+        int is_holding = load->executed > load->finished;
+        int count = epoll_wait(load->epoll_fd, events, EVENTS_MAX, is_holding ? 1 : 1000);
         if (count < 0 && errno != EINTR)
             die("epoll_wait: %s", strerror(errno));
         for (int i = 0; i < count; i++)

@@ -44,6 +44,10 @@ DECLARE
     v_state lane_state;
     v_slot smallint;
 BEGIN
+    IF cardinality(p_slots) = 1 THEN
+        v_state := newest_lane_state(p_slots[1], p_lane_id);
+        RETURN CASE WHEN v_state.no IS NULL THEN v_newest ELSE v_state END;
+    END IF;
     FOREACH v_slot IN ARRAY p_slots LOOP
         v_state := newest_lane_state(v_slot, p_lane_id);
         IF v_state.no > v_newest.no THEN

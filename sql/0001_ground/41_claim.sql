@@ -28,21 +28,18 @@ CREATE TYPE claimed_batch AS (
     max_attempts smallint[], created_ats timestamptz[], kinds text[], args json[], metadata json[], traceparents text[], places int[], bytes bigint
 );
 
--- Writes the evidence of one batch: to the current claim slot who holds it, to the ready slot how many rows were taken.
-CREATE FUNCTION record_claim_batch(p_instance bigint, p_nonce bigint, p_queue text, p_lane_id bigint, p_ready_slot smallint, p_rows ready_rows)
-RETURNS claimed_batch
+-- Writes the evidence of one batch, to the claim slot (entered by the caller) who holds it, to the ready slot how many rows were
+-- taken, and returns its id. p_run_leases and p_attempts are NULL where all are 1.
+CREATE FUNCTION record_claim_batch(p_claim_slot smallint, p_instance bigint, p_nonce bigint, p_lane_id bigint, p_ready_slot smallint,
+                                   p_job_ids bigint[], p_run_leases int[], p_attempts smallint[]) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_claim_slot smallint := enter_claim_slot();
     v_batch_id bigint := nextval('lease_claim_batch_id_seq');
     v_ok boolean;
 BEGIN
-    v_ok := insert_claim_batch(v_claim_slot, v_batch_id, p_nonce, p_instance, p_lane_id, p_ready_slot, clock_timestamp(), p_rows.job_ids,
-                               CASE WHEN NOT p_rows.plain THEN p_rows.run_leases END, CASE WHEN NOT p_rows.plain THEN p_rows.attempts END);
-    v_ok := insert_claim_attempt_batch(p_ready_slot, p_lane_id, v_batch_id, p_rows.n);
-    RETURN (1::smallint, p_queue, lane_priority(p_lane_id), v_claim_slot, v_batch_id, p_rows.job_ids,
-            coalesce(p_rows.run_leases, array_fill(1, ARRAY[p_rows.n])), coalesce(p_rows.attempts, array_fill(1::smallint, ARRAY[p_rows.n])),
-            p_rows.max_attempts, p_rows.created_ats, p_rows.kinds, p_rows.args, p_rows.metadata, p_rows.traceparents, p_rows.places, p_rows.bytes)::claimed_batch;
+    v_ok := insert_claim_batch(p_claim_slot, v_batch_id, p_nonce, p_instance, p_lane_id, p_ready_slot, clock_timestamp(), p_job_ids, p_run_leases, p_attempts);
+    v_ok := insert_claim_attempt_batch(p_ready_slot, p_lane_id, v_batch_id, cardinality(p_job_ids));
+    RETURN v_batch_id;
 END $$;
 
 -- Records what was read from several slots (p_read[i] from p_slots[i]) as batches. Their places are made dense: rows that were buried
@@ -51,6 +48,8 @@ CREATE FUNCTION record_claim_batches(p_instance bigint, p_nonce bigint, p_queue 
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_order int[] := ARRAY(SELECT place FROM unnest(p_read) r CROSS JOIN LATERAL unnest(r.places) place ORDER BY place);
+    v_claim_slot smallint := enter_claim_slot();
+    v_batch_id bigint;
     v_rows ready_rows;
 BEGIN
     FOR i IN 1 .. coalesce(cardinality(p_slots), 0) LOOP
@@ -58,7 +57,10 @@ BEGIN
         CONTINUE WHEN v_rows.n = 0;
         v_rows.places := ARRAY(SELECT p_places + dense.place::int FROM unnest(v_rows.places) WITH ORDINALITY mine(found, i)
                                  JOIN unnest(v_order) WITH ORDINALITY dense(found, place) USING (found) ORDER BY mine.i);
-        RETURN NEXT record_claim_batch(p_instance, p_nonce, p_queue, p_lane_id, p_slots[i], v_rows);
+        v_batch_id := record_claim_batch(v_claim_slot, p_instance, p_nonce, p_lane_id, p_slots[i], v_rows.job_ids,
+                                         CASE WHEN NOT v_rows.plain THEN v_rows.run_leases END, CASE WHEN NOT v_rows.plain THEN v_rows.attempts END);
+        RETURN NEXT (1::smallint, p_queue, lane_priority(p_lane_id), v_claim_slot, v_batch_id, v_rows.job_ids, v_rows.run_leases, v_rows.attempts, v_rows.max_attempts,
+                     v_rows.created_ats, v_rows.kinds, v_rows.args, v_rows.metadata, v_rows.traceparents, v_rows.places, v_rows.bytes)::claimed_batch;
     END LOOP;
 END $$;
 
@@ -140,13 +142,13 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- Claims up to p_limit jobs of one lane, p_places jobs having been claimed by this call before. Returns batches; then, where fewer
--- were found than asked for, a row of status 7 if there may be more (the lane is being claimed, or a bound was reached).
+-- were found than asked for, a row of status 7 if there may be more (the lane is being claimed, or a bound was reached), else 2.
 -- Locks: the lane's claim mutex and guard (tried), keys of the current slots (shared, tried); where the guard is taken, keys of jobs
 -- (tried). Waits for nobody.
 CREATE FUNCTION claim_lane(p_instance bigint, p_nonce bigint, p_queue text, p_lane_id bigint, p_limit int, p_max_bytes bigint, p_places int) RETURNS SETOF claimed_batch
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    v_busy claimed_batch;
+    v_end claimed_batch;
     v_open smallint[];
     v_state lane_state;
     v_ranges xid_ranges;
@@ -161,12 +163,14 @@ DECLARE
     v_moved boolean := false;       -- there is a new state to be saved
     v_more boolean := false;        -- a bound ended the walk
     v_free record;
+    v_claim_slot smallint;
+    v_batch_id bigint;
     v_ok boolean;
 BEGIN
-    v_busy.status := 7;
+    v_end.status := 7;
     -- step 1: the mutex, then the guard
     IF NOT pg_try_advisory_xact_lock(advisory_key('lane', p_lane_id)) THEN
-        RETURN NEXT v_busy;
+        RETURN NEXT v_end;
         RETURN;
     END IF;
     v_guarded := NOT pg_try_advisory_xact_lock(advisory_key('lane_guard', p_lane_id));
@@ -209,7 +213,11 @@ BEGIN
             END IF;
             v_all := (NULL, v_more, v_rows.xids[v_rows.n], v_rows.job_ids[v_rows.n], NULL, NULL);
             IF v_rows.n > 0 THEN
-                RETURN NEXT record_claim_batch(p_instance, p_nonce, p_queue, p_lane_id, v_open[1], v_rows);
+                v_claim_slot := enter_claim_slot();
+                v_batch_id := record_claim_batch(v_claim_slot, p_instance, p_nonce, p_lane_id, v_open[1], v_rows.job_ids, NULL, NULL);
+                RETURN NEXT (1::smallint, p_queue, lane_priority(p_lane_id), v_claim_slot, v_batch_id, v_rows.job_ids, array_fill(1, ARRAY[v_rows.n]),
+                             array_fill(1::smallint, ARRAY[v_rows.n]), v_rows.max_attempts, v_rows.created_ats, v_rows.kinds, v_rows.args, v_rows.metadata,
+                             v_rows.traceparents, NULL, v_rows.bytes)::claimed_batch;
                 v_taken := v_taken + v_rows.n;
                 v_bytes := v_bytes + v_rows.bytes;
                 v_moved := true;
@@ -240,8 +248,9 @@ BEGIN
     ELSIF (SELECT bool_or(has_foreign_row(slot, p_lane_id)) FROM unnest(v_open) slot) THEN
         PERFORM refuse_foreign_state(p_queue);
     END IF;
-    IF v_more AND v_taken < p_limit THEN
-        RETURN NEXT v_busy;
+    IF v_taken < p_limit THEN
+        v_end.status := CASE WHEN v_more THEN 7 ELSE 2 END;
+        RETURN NEXT v_end;
     END IF;
 END $$;
 
@@ -282,9 +291,9 @@ DECLARE
     v_base bigint := lane_base(p_queue);
     v_lanes bigint[];
 BEGIN
-    SELECT array_agg(DISTINCT lane_id) INTO v_lanes FROM queue_lanes WHERE lane_id BETWEEN v_base AND v_base + 255 AND queue = p_queue;
+    SELECT array_agg(lane_id) INTO v_lanes FROM queue_lanes WHERE lane_id BETWEEN v_base AND v_base + 255 AND queue = p_queue;
     IF cardinality(v_lanes) > 1 THEN
-        v_lanes := ARRAY(SELECT lane FROM (SELECT lane, lane_head(lane) AS head FROM unnest(v_lanes) lane OFFSET 0) heads
+        v_lanes := ARRAY(SELECT lane FROM (SELECT lane, lane_head(lane) AS head FROM (SELECT DISTINCT unnest(v_lanes) AS lane) known OFFSET 0) heads
                           ORDER BY greatest(1, lane_priority(lane) - floor(extract(epoch FROM clock_timestamp() - head) / 60)) NULLS LAST, head, lane);
     END IF;
     RETURN coalesce(v_lanes, '{}');
@@ -301,6 +310,7 @@ DECLARE
     v_end claimed_batch;
     v_batch claimed_batch;
     v_queue text;
+    v_lanes bigint[];
     v_lane bigint;
     v_left int := p_limit;
     v_bytes_left bigint := p_max_bytes;
@@ -310,14 +320,23 @@ BEGIN
         RAISE EXCEPTION 'a claim takes 1 to 4096 jobs from 1 to 64 queues' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     v_end.status := 2;
+    IF cardinality(p_queues) = 1 THEN
+        v_lanes := lanes_to_claim(p_queues[1]);
+        IF cardinality(v_lanes) = 1 THEN
+            -- By far the most frequent case: what the lane says is the answer.
+            RETURN QUERY SELECT * FROM claim_lane(p_instance, p_nonce, p_queues[1], v_lanes[1], p_limit, p_max_bytes, 0);
+            RETURN;
+        END IF;
+    END IF;
     FOREACH v_queue IN ARRAY p_queues LOOP
-        FOREACH v_lane IN ARRAY lanes_to_claim(v_queue) LOOP
+        v_lanes := CASE WHEN cardinality(p_queues) = 1 THEN v_lanes ELSE lanes_to_claim(v_queue) END;
+        FOREACH v_lane IN ARRAY v_lanes LOOP
             FOR v_batch IN SELECT * FROM claim_lane(p_instance, p_nonce, v_queue, v_lane, v_left, v_bytes_left, p_limit - v_left) LOOP
                 IF v_batch.status = 1 THEN
                     v_left := v_left - cardinality(v_batch.job_ids);
                     v_bytes_left := v_bytes_left - v_batch.bytes;
                     RETURN NEXT v_batch;
-                ELSE
+                ELSIF v_batch.status = 7 THEN
                     v_end.status := 7;
                 END IF;
             END LOOP;

@@ -14,10 +14,11 @@ static const char usage[] =
     "  --schema NAME   the schema (AWA_SCHEMA, awa)\n"
     "  --dry-run       only list the migrations that are missing\n"
     "  --sql           only print them, as a script for psql\n"
-    "  --rebase        repair a schema that was moved to another cluster; no proxy may be connected\n"
+    "  --rebase        repair a schema that was moved to another cluster; no proxy may be "
+    "connected\n"
     "  --help          this text\n";
 
-enum option_key { OPTION_DATABASE = 1, OPTION_SCHEMA, OPTION_DRY_RUN, OPTION_SQL, OPTION_REBASE, OPTION_HELP };
+enum option_key { OPTION_DATABASE = 1, OPTION_SCHEMA, OPTION_DRY_RUN, OPTION_SQL, OPTION_REBASE };
 
 static const struct option options[] = {
     {"database", required_argument, NULL, OPTION_DATABASE},
@@ -25,7 +26,7 @@ static const struct option options[] = {
     {"dry-run", no_argument, NULL, OPTION_DRY_RUN},
     {"sql", no_argument, NULL, OPTION_SQL},
     {"rebase", no_argument, NULL, OPTION_REBASE},
-    {"help", no_argument, NULL, OPTION_HELP},
+    {"help", no_argument, NULL, 'h'},
     {NULL, 0, NULL, 0},
 };
 
@@ -36,23 +37,39 @@ static const char *environment(const char *name)
     return value != NULL && *value != '\0' ? value : NULL;
 }
 
+static bool choose(struct migrate_request *request, enum migrate_mode mode)
+{
+    bool only = request->mode == MIGRATE_APPLY || request->mode == mode;
+    if (!only)
+        fputs("awa-proxy migrate: only one of --dry-run, --sql and --rebase\n", stderr);
+    request->mode = mode;
+    return only;
+}
+
 /* Fills *request from the command line. CMD_DONE: go on. */
 static enum cmd_exit parse(int argc, char **argv, struct migrate_request *request, bool *help)
 {
+    static char program[] = "awa-proxy migrate"; /* so that getopt_long complains in our name */
+    bool sound = true;
     int key;
 
-    while ((key = getopt_long(argc, argv, "", options, NULL)) != -1) {
+    argv[0] = program;
+    while (sound && (key = getopt_long(argc, argv, "h", options, NULL)) != -1) {
         switch (key) {
         case OPTION_DATABASE: request->url = optarg; break;
         case OPTION_SCHEMA: request->schema = optarg; break;
-        case OPTION_DRY_RUN: request->mode = MIGRATE_LIST; break;
-        case OPTION_SQL: request->mode = MIGRATE_PRINT_SQL; break;
-        case OPTION_REBASE: request->mode = MIGRATE_REBASE; break;
-        case OPTION_HELP: *help = true; break;
-        default: return CMD_MISUSED; /* getopt_long has said why */
+        case OPTION_DRY_RUN: sound = choose(request, MIGRATE_LIST); break;
+        case OPTION_SQL: sound = choose(request, MIGRATE_PRINT_SQL); break;
+        case OPTION_REBASE: sound = choose(request, MIGRATE_REBASE); break;
+        case 'h': *help = true; break;
+        default: sound = false; break; /* getopt_long has said why */
         }
     }
-    return optind == argc ? CMD_DONE : CMD_MISUSED;
+    if (sound && optind < argc) {
+        fprintf(stderr, "awa-proxy migrate: unexpected argument \"%s\"\n", argv[optind]);
+        sound = false;
+    }
+    return sound ? CMD_DONE : CMD_MISUSED;
 }
 
 int cmd_migrate(int argc, char **argv)

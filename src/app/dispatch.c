@@ -182,7 +182,7 @@ static void take_message(struct sessions *sessions, handle session, const struct
     struct err err;
 
     if (request == NULL) {
-        err_set(&err, CODE_RESOURCE_EXHAUSTED,
+        err_set(&err, CODE_INVALID_ARGUMENT,
                 "the request needs too much memory: send it in smaller parts");
         session_refuse(sessions, session, message->request_id, &err);
         return;

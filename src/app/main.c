@@ -37,7 +37,7 @@ int main(int argc, char **argv)
         puts("awa-proxy " AWA_VERSION);
         return CMD_DONE;
     }
-    if (strcmp(name, "--help") == 0) {
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);
         return CMD_DONE;
     }

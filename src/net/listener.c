@@ -82,8 +82,9 @@ static enum code bind_and_listen(struct listener *listener, struct err *err)
     int why = errno;
     umask(before);
     if (bound != 0)
-        return err_set(err, CODE_PERMISSION_DENIED, "bind %s: %s", address->sun_path,
-                       strerror(why));
+        return err_set(err, CODE_PERMISSION_DENIED, "cannot make the socket %s: %s",
+                       address->sun_path,
+                       why == ENOENT ? "its folder does not exist" : strerror(why));
     if (listen(listener->fd, BACKLOG) != 0 || lstat(address->sun_path, &made) != 0)
         return err_set(err, CODE_INTERNAL, "listen %s: %s", address->sun_path, strerror(errno));
     listener->device = made.st_dev;

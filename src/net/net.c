@@ -173,8 +173,8 @@ static void report_broken(struct connection *connection, enum frame_state state,
     struct err err;
 
     if (state == FRAME_TOO_LARGE)
-        err_set(&err, CODE_RESOURCE_EXHAUSTED, "a frame of %zu bytes: the limit is %d",
-                claimed_bytes, FRAME_BYTES_MAX);
+        err_set(&err, CODE_INVALID_ARGUMENT, "a frame of %zu bytes: the limit is %d", claimed_bytes,
+                FRAME_BYTES_MAX);
     else
         err_set(&err, CODE_INVALID_ARGUMENT,
                 "the length in front of a frame is not a shortest varint of 32 bits");

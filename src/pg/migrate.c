@@ -20,6 +20,7 @@ enum {
     CONNECT_WAIT_S = 10,
     LOCK_WAIT_MS = 15000,
     SQL_BYTES_MAX = 512,
+    COMPLAINT_BYTES_MAX = 2048,
 };
 
 struct migrator {
@@ -40,12 +41,15 @@ static int known_version(void)
 
 __attribute__((format(printf, 1, 2))) static bool refuse(const char *format, ...)
 {
+    char text[COMPLAINT_BYTES_MAX];
     va_list args;
     va_start(args, format);
-    fputs("awa-proxy migrate: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    size_t len = strlen(text);
+    while (len > 0 && text[len - 1] == '\n') /* libpq's own end with one */
+        text[--len] = '\0';
+    fprintf(stderr, "awa-proxy migrate: %s\n", text);
     return false;
 }
 
@@ -297,8 +301,9 @@ static bool rebase(struct migrator *m)
 {
     char sql[SQL_BYTES_MAX];
     if (m->version != known_version())
-        return refuse("schema %s is at version %d, this binary rebases version %d: migrate it first",
-                      m->request->schema, m->version, known_version());
+        return refuse(
+            "schema %s is at version %d, this binary rebases version %d: migrate it first",
+            m->request->schema, m->version, known_version());
     snprintf(sql, sizeof sql, "SELECT %s.rebase();", m->schema_quoted);
     if (!run(m, "rebase", sql))
         return false;

@@ -102,16 +102,25 @@ static void break_with_libpq(struct pipe *pipe)
 
 /* ---- reading ---- */
 
+/* Preparing fails like this where the schema, or a function of it, is not there. */
+static bool is_unmigrated(const struct pipe *pipe, const char *sqlstate)
+{
+    return pipe->state == PIPE_PREPARING && sqlstate != NULL &&
+           (strcmp(sqlstate, "3F000") == 0 || strcmp(sqlstate, "42883") == 0);
+}
+
 static void note_error(struct pipe *pipe, const PGresult *result)
 {
     const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+    const char *sqlstate = PQresultErrorField(result, PG_DIAG_SQLSTATE);
 
     if (pipe->failed && pipe->err.sqlstate[0] != '\0')
         return; /* the first one with a SQLSTATE is the cause */
     pipe->failed = true;
-    err_set(&pipe->err, CODE_INTERNAL, "%s",
-            message != NULL ? message : "the connection to Postgres was lost");
-    err_set_sqlstate(&pipe->err, PQresultErrorField(result, PG_DIAG_SQLSTATE));
+    err_set(&pipe->err, CODE_INTERNAL, "%s%s",
+            message != NULL ? message : "the connection to Postgres was lost",
+            is_unmigrated(pipe, sqlstate) ? "; run awa-proxy migrate" : "");
+    err_set_sqlstate(&pipe->err, sqlstate);
 }
 
 static void clear_segment(struct pipe *pipe)

@@ -1,6 +1,7 @@
 """The programs shown in the README, as they are: each worker runs what each producer stores."""
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 import awa
 import drivers
 
-PYTHON = pathlib.Path(__file__).resolve().parents[2] / "clients/python/examples"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = ROOT / "clients/python/examples"
 STOP_S = 30
 
 
@@ -56,3 +58,18 @@ def test_a_stranger_is_told(build, tmp_path):
                           env=os.environ, text=True, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 1
     assert "UNAVAILABLE: cannot connect" in done.stderr
+
+
+QUOTED = re.compile(r"\]\((clients/\S+?/examples/\S+?)\)[^\n]*:\n```\w+\n(.*?)```", re.DOTALL)
+
+
+def test_readme_quotes_the_examples():
+    """Each block is a verbatim part of the file named above it: all but its first line, or a function of it."""
+    blocks = QUOTED.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert sorted(path for path, _ in blocks) == sorted(
+        str(path.relative_to(ROOT)) for path in ROOT.glob("clients/*/examples/*.*"))
+    for path, code in blocks:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert code in text, path
+        whole = text.split("\n", 1)[1]
+        assert code == whole or path.endswith("/c/examples/worker.c"), path

@@ -114,6 +114,32 @@ def test_what_a_claim_brings_after_the_stop_is_released(fake, start_worker):
     assert worker.starts == []
 
 
+def test_stop_while_there_is_no_proxy(fake, start_worker):
+    """It has nothing to tell, so nothing is wrong."""
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.expect("claim")
+    fake.close()
+    session.close()
+    worker.stop()
+    assert worker.join().executed == 0
+
+
+def test_stop_while_an_outcome_can_not_be_told(fake, start_worker):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1)
+    expect_finish(session, 1)
+    fake.close()
+    session.close()
+    worker.stop()
+    with pytest.raises(drivers.CallError) as ended:
+        worker.join()
+    assert ended.value.code == "UNAVAILABLE"
+
+
 @pytest.mark.parametrize("status,stats", [
     (pb.DONE, (1, 1, 0)), (pb.ALREADY_DONE, (1, 1, 0)), (pb.STALE, (1, 0, 1)),
     (pb.STATUS_NOT_FOUND, (1, 0, 1)), (pb.INVALID, (1, 0, 1))])

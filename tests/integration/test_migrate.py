@@ -237,12 +237,15 @@ def test_printed_sql_does_the_same(migrate, database, tmp_path):
 def test_password_is_never_printed(migrate, url):
     done = migrate(url=url)
     assert done.returncode == 1
-    assert done.stderr.startswith("awa-proxy migrate: ")
+    assert done.stderr.startswith("awa-proxy migrate: ") and not done.stderr.endswith("\n\n")
     assert "hunter2" not in done.stdout + done.stderr
 
 
 def test_misuse(migrate):
     assert migrate(url=None, env={"AWA_SCHEMA": "awa"}).returncode == 2
-    assert migrate("--nonsense").returncode == 2
-    assert migrate("stray").returncode == 2
-    assert migrate("--help").returncode == 0
+    nonsense, stray, both = migrate("--nonsense"), migrate("stray"), migrate("--sql", "--dry-run")
+    assert [done.returncode for done in (nonsense, stray, both)] == [2, 2, 2]
+    assert nonsense.stderr.startswith("awa-proxy migrate: unrecognized option '--nonsense'")
+    assert 'unexpected argument "stray"' in stray.stderr
+    assert "only one of" in both.stderr
+    assert migrate("--help").returncode == migrate("-h").returncode == 0

@@ -239,7 +239,7 @@ def test_garbage_is_answered_once_and_closed(proxy, garbage, words, hello, queue
     client = Client(proxy.socket, hello=hello)
     client.send_raw(garbage)
     error = only_error(client.rest())
-    assert error.code != 0 and words in error.message
+    assert (error.code, error.retryable) == (pb.INVALID_ARGUMENT, False) and words in error.message
     assert len(Client(proxy.socket).enqueue(queue, b"{}")) == 1  # nobody else noticed
 
 
@@ -255,6 +255,19 @@ def test_request_id_in_use(client, queue):
     client.send(request_id=waiting, queue_counts=pb.QueueCounts(queue=queue))
     assert client.answer(waiting).error.code == pb.INVALID_ARGUMENT
     assert client.answer(waiting).HasField("claim_ok")
+
+
+@pytest.mark.parametrize("body, words", [
+    (b"\x08\x07\x1a\x00\x1a\x00", "two requests"),
+    (b"\x08\x00\x1a\x00", "request_id"),
+    (b"\x08\x87" + b"\x80" * 9 + b"\x00\x1a\x00", "malformed"),  # a varint of 11 bytes
+    (b"\x08\x07\x1a\x00" + b"\xa0\x06\x01" * 32000, "too many"),
+])
+def test_stricter_than_protobuf(proxy, body, words):
+    client = Client(proxy.socket)
+    client.send_raw(varint(len(body)) + body)
+    error = only_error(client.rest())
+    assert error.code == pb.INVALID_ARGUMENT and words in error.message
 
 
 def test_second_hello_and_bad_claim(client, queue):
@@ -440,6 +453,7 @@ def test_starts_before_its_schema(awa_proxy, database, tmp_path):
     try:
         wait_for(lambda: "pg_connect_failed" in proxy.log())
         assert proxy.log().count("pg_connect_failed") <= 2  # once a pool, not once a try
+        assert "schema 'awa' does not exist; run awa-proxy migrate" in proxy.log()
         client = Client(proxy.socket)
         client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
         subprocess.run([awa_proxy, "migrate", "--database", database], check=True, stdout=subprocess.DEVNULL)
@@ -459,4 +473,13 @@ def test_misuse_is_told(awa_proxy):
     assert run().returncode == 2 and "AWA_DATABASE_URL" in run().stderr
     assert "pool-size" in run("--pool-size", "x", "--database", "d").stderr
     assert run("--database", "d", "--listen", "tcp:1").returncode == 1
+    homeless = run("--database", "d", "--listen", "unix:/nowhere/at/all.sock")
+    assert homeless.returncode == 1 and "folder does not exist" in homeless.stderr
     assert "AWA_LISTEN" in run("--help").stdout
+    assert run("-h").stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize("option", ["--help", "-h", "help"])
+def test_help_of_the_program(awa_proxy, option):
+    done = subprocess.run([awa_proxy, option], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0 and "migrate" in done.stdout

@@ -37,7 +37,7 @@ static void defaults_are_those_of_the_contract(void **state)
     assert_int_equal(conf.pool_size, 4);
     assert_int_equal(conf.claim_batch_size, 512);
     assert_int_equal(conf.completion_batch_size, 512);
-    assert_int_equal(conf.completion_flush_ms, 1);
+    assert_int_equal(conf.completion_flush_ms, 10);
 }
 
 static void a_flag_beats_the_environment_beats_the_default(void **state)

@@ -1,4 +1,4 @@
-// Stores one job: ./example-producer unix:/run/awa/awa.sock '{"to": "ada@example.org"}'
+// Stores one job: ./example-producer unix:/run/awa-proxy/awa.sock '{"to": "ada@example.org"}'
 #include <awa.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-// Works on queue "mail" until Ctrl-C: ./example-worker unix:/run/awa/awa.sock
+// Works on queue "mail" until Ctrl-C: ./example-worker unix:/run/awa-proxy/awa.sock
 #include <awa.h>
 #include <signal.h>
 #include <stdio.h>

@@ -251,8 +251,8 @@ AWA_CHECKED enum awa_code awa_worker_new(const struct awa_worker_options *option
 // Works until awa_worker_stop(): then claims nothing more, releases what has
 // not started, waits for the running handlers, and returns AWA_OK when the last
 // outcome is answered. Reconnects by itself (back-off 0.1 .. 5 s); returns an
-// error when the first connection fails or the proxy refuses the worker's
-// requests. Call it once.
+// error when the first connection fails, the proxy refuses the worker's
+// requests, or a stopping worker has outcomes and no proxy. Call it once.
 AWA_CHECKED enum awa_code awa_worker_run(awa_worker *worker, struct awa_error *error);
 
 // May be called from any thread and from a signal handler, at any time.

@@ -393,8 +393,8 @@ static enum awa_code run_sessions(struct awa_worker *worker, struct awa_error *e
             return code;
         forget_session(worker);
         code = reconnect(worker, error);
-        if (code != AWA_OK)
-            return code;
+        if (code != AWA_OK) // a worker that stops with nothing left to tell needs no proxy
+            return is_drained(worker) ? AWA_OK : code;
     }
 }
 

@@ -1,4 +1,4 @@
-"""Stores one job: producer.py unix:/run/awa/awa.sock ada@example.org"""
+"""Stores one job: producer.py unix:/run/awa-proxy/awa.sock ada@example.org"""
 import sys
 
 import awa

@@ -1,4 +1,4 @@
-"""Works on queue "mail" until Ctrl-C: worker.py unix:/run/awa/awa.sock"""
+"""Works on queue "mail" until Ctrl-C: worker.py unix:/run/awa-proxy/awa.sock"""
 import signal
 import sys
 

@@ -1,9 +1,9 @@
 """awa: the Python client of awa-proxy (synchronous, typed).
 
-    with awa.Client("unix:/run/awa/awa.sock") as client:
+    with awa.Client("unix:/run/awa-proxy/awa.sock") as client:
         client.enqueue("mail", "email.send", {"to": "ada@example.org"})
 
-    awa.Worker("unix:/run/awa/awa.sock", ["mail"], handler).run()
+    awa.Worker("unix:/run/awa-proxy/awa.sock", ["mail"], handler).run()
 
 Delays and waits are datetime.timedelta, times are aware datetime.datetime, args
 are JSON values. Every failure is an awa.Error with a code.

@@ -88,8 +88,8 @@ class Worker:
         self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
         self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "awa-handler")
         try:
-            while not self._run_session():
-                self._reconnect()
+            while not self._run_session() and self._reconnect():
+                pass
         finally:
             self._connection.close()
             self._pool.shutdown(cancel_futures=True)
@@ -155,9 +155,9 @@ class Worker:
         except BlockingIOError:
             pass
 
-    def _reconnect(self) -> None:
+    def _reconnect(self) -> bool:
         """What had not started is no longer ours; outcomes without an answer are sent again. A
-        worker that is stopping tries once."""
+        worker that is stopping tries once; False when it has nothing left to tell."""
         self._connection.close()
         for future in [future for future in self._futures if future.cancel()]:
             del self._futures[future]
@@ -172,8 +172,10 @@ class Worker:
             try:
                 self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
                 self.stats.reconnects += 1
-                return
+                return True
             except Error as error:
+                if self._stopping and not (self._futures or self._finished):
+                    return False
                 if self._stopping or not error.retryable:
                     raise
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
