@@ -20,6 +20,7 @@ enum {
     CLAIM_MAX_JOBS = 512,
     CLAIM_WAIT_MS = 60000,
     EVENTS_MAX = 128,
+    KEPT_BACK = 8, // one in so many jobs is answered a turn later
 };
 static const int64_t tick_us = 10000;
 static const int64_t straggle_us = 5000; // how long a job is kept back at most
@@ -209,7 +210,7 @@ static void answer(struct load *load, struct worker *worker)
     static Awa__V1__FinishItem items[BATCH_MAX];
     static Awa__V1__FinishItem *pointers[BATCH_MAX];
     uint32_t index = free_finish(worker);
-    uint32_t count = (3 * worker->held_count + 3) / 4;
+    uint32_t count = worker->held_count - worker->held_count / KEPT_BACK;
     if (!is_time_to_answer(worker) || index == FINISHES_MAX)
         return;
     worker->has_new = 0;

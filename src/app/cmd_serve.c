@@ -5,11 +5,12 @@
  * database_dispatch -> net_turn. So what came in together shares a transaction, and each client is
  * written to once. SIGTERM or SIGINT: stop listening, answer what is in flight, let workers finish
  * what they hold until drain_timeout, hand back the rest, exit 0. A second signal hands back at
- * once.
+ * once. SIGHUP changes nothing: there is nothing to read again.
  */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "app/answers.h"
 #include "app/cmd.h"
@@ -25,6 +26,13 @@
 
 /* The largest ClaimOk, unpacked; args are not copied. */
 enum { ANSWER_BYTES_MAX = 2 * 1024 * 1024 };
+
+/* The loop's, the listener's, the control connection's, the standard ones, and some for libraries.
+ */
+enum {
+    OWN_DESCRIPTORS = 24,
+    REFUSED_DESCRIPTORS = 64, /* of clients beyond SESSIONS_MAX, while they are told so */
+};
 
 enum {
     DRAIN_LAST_MS = 3 * 1000, /* for handing back and saying goodbye, after the drain time-out */
@@ -44,6 +52,7 @@ struct server {
     struct loop_timer *drain_timer;
     struct loop_signal *sigterm;
     struct loop_signal *sigint;
+    struct loop_signal *sighup;
     uint64_t drain_since_us; /* 0: serving */
     uint64_t forced_us;      /* 0: workers may still finish */
     bool ready;
@@ -243,6 +252,12 @@ static void on_stop_signal(void *ctx)
     look_at_drain(server);
 }
 
+static void on_hangup(void *ctx)
+{
+    (void)ctx;
+    log_event(LOG_INFO, "hangup_ignored", "signal=SIGHUP");
+}
+
 /* ---- wiring ---- */
 
 static void init_core(struct server *server)
@@ -268,6 +283,27 @@ static void init_core(struct server *server)
     core_init(&server->core, &server->env, &setup);
 }
 
+/* How many clients there are descriptors for: those of the connections to Postgres are kept free,
+ * or a lost one could not be replaced while clients hold all others. */
+static size_t clients_max(const struct conf *conf)
+{
+    const rlim_t own = (rlim_t)conf->pool_size + OWN_DESCRIPTORS;
+    const rlim_t wanted = SESSIONS_MAX + REFUSED_DESCRIPTORS + own;
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return SESSIONS_MAX;
+    rlim_t before = limit.rlim_cur;
+    if (before < wanted)
+        limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    if (limit.rlim_cur != before && setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        limit.rlim_cur = before;
+    if (limit.rlim_cur < wanted)
+        log_event(LOG_WARN, "few_descriptors", "limit=%llu wanted=%llu",
+                  (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
+    return limit.rlim_cur > own ? (size_t)(limit.rlim_cur - own) : 1;
+}
+
 static void init_server(struct server *server)
 {
     struct net_handlers net = {server, on_opened, on_frame, on_broken, on_closed};
@@ -275,7 +311,7 @@ static void init_server(struct server *server)
 
     rng_init(&server->rng);
     arena_init(&server->scratch, ANSWER_BYTES_MAX);
-    server->net = net_new(server->loop, &net);
+    server->net = net_new(server->loop, &net, clients_max(&server->conf));
     server->database = database_new(server->loop, &server->rng, &server->conf, &database);
     init_core(server);
     loop_add_hook(server->loop, turn_reap, server);
@@ -286,6 +322,7 @@ static void init_server(struct server *server)
     server->drain_timer = loop_timer_new(server->loop, look_at_drain, server);
     server->sigterm = loop_signal_new(server->loop, SIGTERM, on_stop_signal, server);
     server->sigint = loop_signal_new(server->loop, SIGINT, on_stop_signal, server);
+    server->sighup = loop_signal_new(server->loop, SIGHUP, on_hangup, server);
     signal(SIGPIPE, SIG_IGN); /* libpq writes too */
 }
 
@@ -296,6 +333,7 @@ static void free_server(struct server *server)
     database_free(server->database);
     loop_signal_free(server->sigterm);
     loop_signal_free(server->sigint);
+    loop_signal_free(server->sighup);
     loop_timer_free(server->core_timer);
     loop_timer_free(server->drain_timer);
     arena_free(&server->scratch);

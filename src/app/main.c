@@ -1,8 +1,10 @@
 /* Entry point: finds the subcommand in a table and runs it. Everything else,
  * options included, is the subcommand's. */
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "app/cmd.h"
 
@@ -26,9 +28,23 @@ static void print_usage(FILE *out)
     fputs("\n`awa-proxy COMMAND --help` describes its options.\n", out);
 }
 
+/* A standard descriptor that is closed would be given to the next socket, and what is meant for
+ * stderr written to Postgres. */
+static void open_standard_files(void)
+{
+    int fd = open("/dev/null", O_RDWR);
+
+    while (fd >= 0 && fd <= STDERR_FILENO)
+        fd = open("/dev/null", O_RDWR);
+    if (fd > STDERR_FILENO)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
+
+    open_standard_files();
     for (size_t i = 0; i < command_count; i++) {
         if (strcmp(name, commands[i].name) == 0)
             return commands[i].run(argc - 1, argv + 1);

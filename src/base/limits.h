@@ -83,6 +83,9 @@ enum {
     FLUSHES_PER_BATCHER_MAX = 8,
 };
 
+/* Counts under way in the storage; more wait in the proxy. */
+enum { COUNTS_IN_FLIGHT_MAX = 2 };
+
 /* Job ids held in reserve by the enqueuer. */
 enum { ID_BLOCK = 10000, ID_BLOCK_LOW = 2500, ID_RUNS_MAX = 16 };
 

@@ -4,7 +4,11 @@
 #include "base/clock.h"
 #include "core/retry.h"
 
-enum { BUSY_PAUSE_US = 2 * US_PER_MS };
+enum {
+    BUSY_PAUSE_MIN_US = 2 * US_PER_MS,
+    BUSY_PAUSE_MAX_US = 100 * US_PER_MS,
+    BUSY_AGE_PER_PAUSE = 8, /* who has waited long can wait a little longer */
+};
 
 static struct batch_item *item_of(struct list_node *node)
 {
@@ -119,6 +123,25 @@ static void isolate(struct flush *flush, size_t mates_max)
     rest(flush);
 }
 
+static bool is_overdue(const struct batcher *batcher, const struct batch_item *item)
+{
+    return now_us(batcher) > item->since_us + (uint64_t)REQUEST_MS * US_PER_MS;
+}
+
+void batcher_give_up(struct batcher *batcher, const struct err *cause, bool all)
+{
+    for (struct list_node *node = batcher->pending.first, *next; node != NULL; node = next) {
+        struct batch_item *item = item_of(node);
+        struct err err;
+        next = node->next;
+        if (!all && !is_overdue(batcher, item))
+            continue;
+        list_remove(&batcher->pending, node);
+        retry_final_err(cause, OUTCOME_NOT_DONE, item->uncertain, &err);
+        batcher->ops->fail(item, &err);
+    }
+}
+
 static void give_up(struct flush *flush, const struct db_reply *reply)
 {
     for (size_t i = 0; i < flush->count; i++) {
@@ -130,17 +153,41 @@ static void give_up(struct flush *flush, const struct db_reply *reply)
     rest(flush);
 }
 
+static void give_up_busy(struct batcher *batcher, struct batch_item *item)
+{
+    struct err err;
+
+    err_set(&err, item->uncertain ? CODE_DEADLINE_EXCEEDED : CODE_ABORTED,
+            "another transaction has been at it for %d ms", REQUEST_MS);
+    batcher->ops->fail(item, &err);
+}
+
+/* The storage was busy with it: again after a pause that grows with its age, but not for ever. */
+static void postpone(struct batcher *batcher, struct batch_item *item)
+{
+    uint64_t now = now_us(batcher);
+    uint64_t age_us = now - item->since_us;
+    uint64_t pause_us = age_us / BUSY_AGE_PER_PAUSE;
+
+    if (is_overdue(batcher, item)) {
+        give_up_busy(batcher, item);
+        return;
+    }
+    if (pause_us < BUSY_PAUSE_MIN_US)
+        pause_us = BUSY_PAUSE_MIN_US;
+    if (pause_us > BUSY_PAUSE_MAX_US)
+        pause_us = BUSY_PAUSE_MAX_US;
+    list_push_back(&batcher->later, &item->node);
+    if (!timer_is_set(&batcher->later_timer) || batcher->later_timer.at_us > now + pause_us)
+        timer_set(batcher->timers, &batcher->later_timer, now + pause_us);
+}
+
 static void settle(struct flush *flush, const struct db_reply *reply)
 {
-    struct batcher *batcher = flush->batcher;
-
     for (size_t i = 0; i < flush->count; i++) {
         struct batch_item *item = flush->items[i];
-        if (batcher->ops->settle(flush, i, reply) == SETTLED)
-            continue;
-        list_push_back(&batcher->later, &item->node);
-        if (!timer_is_set(&batcher->later_timer))
-            timer_set(batcher->timers, &batcher->later_timer, now_us(batcher) + BUSY_PAUSE_US);
+        if (flush->batcher->ops->settle(flush, i, reply) == SETTLE_LATER)
+            postpone(flush->batcher, item);
     }
     flush->count = 0;
     rest(flush);

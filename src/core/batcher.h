@@ -87,6 +87,10 @@ void batcher_add(struct batcher *batcher, struct batch_item *item);
 /* For prepare(): takes the items from `keep` on out of the flush, back to the front of pending. */
 void batcher_put_back(struct flush *flush, size_t keep);
 
+/* Gives up what waits to be sent for the first time or again: all of it, or what has waited for too
+ * long. For an owner who cannot prepare anything. */
+void batcher_give_up(struct batcher *batcher, const struct err *cause, bool all);
+
 /* Sends what is to be sent by now. Called once at the end of a loop turn, and cheap when there is
  * nothing. */
 void batcher_turn(struct batcher *batcher);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "core/retry.h"
 
 enum {
     BUSY_PAUSE_US = 1 * US_PER_MS,
@@ -219,7 +220,7 @@ static void note_failure(struct group *group, const struct err *err)
     uint64_t pause_us = (uint64_t)FAILED_PAUSE_US << doublings;
     char text[ERR_MESSAGE_BYTES];
 
-    group->last_err = *err;
+    retry_final_err(err, OUTCOME_NOT_DONE, false, &group->last_err); /* a claim is never unsure */
     if (group->failures++ == 0)
         log_event(LOG_WARN, "claim_failed", "sqlstate=%s reason=\"%s\"", err->sqlstate,
                   log_text(text, sizeof text, err->message));

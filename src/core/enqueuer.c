@@ -2,6 +2,7 @@
 #include "core/enqueuer.h"
 
 #include "base/mem.h"
+#include "core/retry.h"
 #include "core/session.h"
 
 struct enqueue_item {
@@ -198,6 +199,19 @@ static const struct batcher_ops ops = {
     .fail = fail,
 };
 
+/* Jobs that wait for ids are not in any flush, so nobody else would answer them. */
+static void on_no_ids(struct ids *ids, const struct err *err)
+{
+    struct enqueuer *enqueuer = CONTAINER_OF(ids, struct enqueuer, ids);
+
+    switch (retry_trouble(err)) {
+    case TROUBLE_ABORTED:
+    case TROUBLE_CONNECTION: batcher_give_up(&enqueuer->batcher, err, false); return;
+    case TROUBLE_ITEM:
+    case TROUBLE_REFUSED: batcher_give_up(&enqueuer->batcher, err, true); return;
+    }
+}
+
 void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup)
 {
     struct batcher_setup batching = {.ops = &ops,
@@ -212,7 +226,7 @@ void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup
                                   .committed = setup->committed,
                                   .committed_ctx = setup->committed_ctx};
     batcher_init(&enqueuer->batcher, &batching);
-    ids_init(&enqueuer->ids, setup->env, setup->timers);
+    ids_init(&enqueuer->ids, setup->env, setup->timers, on_no_ids);
 }
 
 void enqueuer_free(struct enqueuer *enqueuer)

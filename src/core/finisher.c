@@ -3,9 +3,12 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "core/session.h"
+
+enum { OFFER_PAUSE_US = 1000 * US_PER_MS };
 
 struct finish_work;
 
@@ -30,7 +33,17 @@ struct finish_work {
 
 struct finish_flush {
     struct flush flush;
-    const struct finish_order *orders[FLUSH_ITEMS_MAX];
+    const struct finish_order *orders[FLUSH_ITEMS_MAX]; /* distinct receipts */
+    uint16_t order_of[FLUSH_ITEMS_MAX];                 /* of each item */
+};
+
+/* Attempts that the storage did not take back: offered again, for as long as it takes. */
+struct offer {
+    struct list_node node; /* finisher->offers */
+    struct timer again;
+    struct finisher *finisher;
+    size_t count;
+    struct receipt receipts[];
 };
 
 static struct finish_item *item_of(struct batch_item *item)
@@ -72,14 +85,46 @@ static void answer_session(struct finish_work *work)
     sessions_answer(work->finisher->sessions, work->request, &answer);
 }
 
+static void on_offer(struct timer *timer, uint64_t now)
+{
+    struct offer *offer = CONTAINER_OF(timer, struct offer, again);
+    struct finisher *finisher = offer->finisher;
+
+    (void)now;
+    list_remove(&finisher->offers, &offer->node);
+    finisher_hand_back(finisher, offer->receipts, offer->count,
+                       (struct hand_back){.told = NULL, .is_repeat = true});
+    mem_free(offer);
+}
+
+/* Nobody else knows of what we could not hand back: it would stay running for ever. */
+static void offer_again(const struct finish_work *work, size_t count)
+{
+    struct finisher *finisher = work->finisher;
+    struct offer *offer = mem_zalloc(sizeof *offer + count * sizeof offer->receipts[0]);
+
+    offer->finisher = finisher;
+    offer->again.fire = on_offer;
+    for (size_t i = 0; i < work->request->in.finish.count; i++)
+        if (work->results[i].status == FINISH_ABORTED)
+            offer->receipts[offer->count++] = work->request->in.finish.inputs[i].order.receipt;
+    list_push_back(&finisher->offers, &offer->node);
+    timer_set(finisher->timers, &offer->again,
+              finisher->env->now_us(finisher->env->ctx) + OFFER_PAUSE_US);
+}
+
 static void end_hand_back(struct finish_work *work)
 {
     struct hand_back back = work->back;
     size_t count = work->request->in.finish.count;
     size_t released = count_status(work, FINISH_DONE);
+    size_t given_up = count_status(work, FINISH_ABORTED);
 
-    if (released < count) /* ended otherwise, or given up: then the storage's rescue gets them */
-        log_event(LOG_INFO, "hand_back", "attempts=%zu released=%zu", count, released);
+    if (released < count && (!back.is_repeat || given_up == 0)) /* the others ended otherwise */
+        log_event(LOG_INFO, "hand_back", "attempts=%zu released=%zu to_repeat=%zu", count, released,
+                  given_up);
+    if (given_up > 0)
+        offer_again(work, given_up);
     request_free(work->request);
     if (back.told != NULL)
         back.told(back.ctx, back.session, released);
@@ -140,11 +185,27 @@ static void flush_free(struct flush *flush)
     mem_free(flush_of(flush));
 }
 
+static enum job_outcome outcome_of(const struct batch_item *item)
+{
+    return CONTAINER_OF(item, const struct finish_item, batch)->order->outcome;
+}
+
+/* By receipt; twins next to each other. */
 static int compare_items(const void *a, const void *b)
 {
-    const struct batch_item *const *left = a;
-    const struct batch_item *const *right = b;
-    return receipt_compare(receipt_of(*left), receipt_of(*right));
+    const struct batch_item *left = *(struct batch_item *const *)a;
+    const struct batch_item *right = *(struct batch_item *const *)b;
+    int order = receipt_compare(receipt_of(left), receipt_of(right));
+
+    return order != 0
+               ? order
+               : (outcome_of(left) > outcome_of(right)) - (outcome_of(left) < outcome_of(right));
+}
+
+/* They ask for the same: one answer of the storage is good for both. */
+static bool are_twins(const struct batch_item *a, const struct batch_item *b)
+{
+    return receipt_equal(receipt_of(a), receipt_of(b)) && outcome_of(a) == outcome_of(b);
 }
 
 static bool same_batch(const struct receipt *a, const struct receipt *b)
@@ -152,23 +213,25 @@ static bool same_batch(const struct receipt *a, const struct receipt *b)
     return a->claim_slot == b->claim_slot && a->batch_id == b->batch_id && a->nonce == b->nonce;
 }
 
-/* Moves second items for one receipt to the end, keeping the order of the others; returns how many
- * different ones there are. Needs sorted items. */
-static size_t part_duplicates(struct flush *flush)
+/* Moves items that want something else of a receipt that is there already to the end, keeping the
+ * order of the others; returns how many stay. Needs sorted items. */
+static size_t part_rivals(struct flush *flush)
 {
-    struct batch_item *twice[FLUSH_ITEMS_MAX];
+    struct batch_item *rivals[FLUSH_ITEMS_MAX];
     size_t kept = 0;
-    size_t twice_count = 0;
+    size_t rival_count = 0;
 
     for (size_t i = 0; i < flush->count; i++) {
         struct batch_item *item = flush->items[i];
-        if (kept > 0 && receipt_compare(receipt_of(flush->items[kept - 1]), receipt_of(item)) == 0)
-            twice[twice_count++] = item;
+        const struct batch_item *last = kept > 0 ? flush->items[kept - 1] : NULL;
+        if (last != NULL && receipt_compare(receipt_of(last), receipt_of(item)) == 0 &&
+            !are_twins(last, item))
+            rivals[rival_count++] = item;
         else
             flush->items[kept++] = item;
     }
-    for (size_t i = 0; i < twice_count; i++)
-        flush->items[kept + i] = twice[i];
+    for (size_t i = 0; i < rival_count; i++)
+        flush->items[kept + i] = rivals[i];
     return kept;
 }
 
@@ -186,19 +249,37 @@ static size_t count_within_batches(const struct flush *flush, size_t count)
     return count;
 }
 
+static bool is_twin(const struct flush *flush, size_t at)
+{
+    return at > 0 && are_twins(flush->items[at - 1], flush->items[at]);
+}
+
+/* One order for all twins; returns how many orders. */
+static size_t lay_out(struct finish_flush *flush)
+{
+    const struct flush *base = &flush->flush;
+    size_t count = 0;
+
+    for (size_t i = 0; i < base->count; i++) {
+        if (!is_twin(base, i))
+            flush->orders[count++] = item_of(base->items[i])->order;
+        flush->order_of[i] = (uint16_t)(count - 1);
+    }
+    return count;
+}
+
 static bool prepare(struct flush *base, enum db_op op)
 {
     struct finish_flush *flush = flush_of(base);
 
     qsort(base->items, base->count, sizeof base->items[0], compare_items);
-    size_t count = part_duplicates(base);
+    size_t count = part_rivals(base);
     if (op == DB_COMPLETE)
         count = count_within_batches(base, count);
     batcher_put_back(base, count);
-    for (size_t i = 0; i < base->count; i++)
-        flush->orders[i] = item_of(base->items[i])->order;
     base->call.op = op;
-    base->call.args.finish = (struct db_finish){.orders = flush->orders, .count = base->count};
+    base->call.args.finish.orders = flush->orders;
+    base->call.args.finish.count = lay_out(flush);
     return base->count > 0;
 }
 
@@ -214,12 +295,15 @@ static bool prepare_others(struct flush *flush)
 
 static enum settled settle(struct flush *flush, size_t at, const struct db_reply *reply)
 {
-    int16_t status = reply->rows.finish.statuses[at];
+    const uint16_t *order_of = flush_of(flush)->order_of;
+    int16_t status = reply->rows.finish.statuses[order_of[at]];
     struct finish_item *item = item_of(flush->items[at]);
     struct err err;
 
     if (status == STORAGE_BUSY)
         return SETTLE_LATER;
+    if (status == FINISH_DONE && at > 0 && order_of[at] == order_of[at - 1])
+        status = FINISH_ALREADY_DONE; /* its twin did it */
     if (status != FINISH_INVALID) {
         item_decided(item, (enum finish_status)status, NULL);
         return SETTLED;
@@ -259,7 +343,9 @@ static const struct batcher_ops other_ops = {
 void finisher_init(struct finisher *finisher, const struct finisher_setup *setup)
 {
     CHECK(setup->shard_count >= 1 && setup->shard_count <= FINISHER_SHARDS_MAX);
-    *finisher = (struct finisher){.shard_count = setup->shard_count,
+    *finisher = (struct finisher){.env = setup->env,
+                                  .timers = setup->timers,
+                                  .shard_count = setup->shard_count,
                                   .attempts = setup->attempts,
                                   .sessions = setup->sessions,
                                   .released = setup->released,
@@ -281,6 +367,7 @@ void finisher_init(struct finisher *finisher, const struct finisher_setup *setup
 
 void finisher_free(struct finisher *finisher)
 {
+    CHECK(finisher->offers.count == 0);
     for (size_t i = 0; i < finisher->shard_count; i++) {
         batcher_free(&finisher->shards[i].completes);
         batcher_free(&finisher->shards[i].others);
@@ -366,6 +453,8 @@ void finisher_turn(struct finisher *finisher)
 
 bool finisher_is_idle(const struct finisher *finisher)
 {
+    if (finisher->offers.count > 0)
+        return false;
     for (size_t i = 0; i < finisher->shard_count; i++)
         if (!batcher_is_idle(&finisher->shards[i].completes) ||
             !batcher_is_idle(&finisher->shards[i].others))

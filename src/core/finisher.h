@@ -3,9 +3,10 @@
  * What: takes Finish and Release requests, and the proxy's own hand-backs. Completions go to the
  * storage's short path (complete_batch), all other outcomes to its general one (finish_items); each
  * has its own batcher per shard, and the items of one claim batch always go to the same shard.
- * Invariants: a status is passed on only after its commit; two items for the same receipt are never
- * in one flush; an attempt leaves the attempt table only when the storage has said that it is over.
- * Ending is idempotent, so a flush whose outcome is unknown is replayed. Never refuses a
+ * Invariants: a status is passed on only after its commit; a flush names a receipt once (items that
+ * want the same of it share the answer, others wait); an attempt leaves the attempt table only when
+ * the storage has said that it is over; what is handed back is offered until the storage has taken
+ * it. Ending is idempotent, so a flush whose outcome is unknown is replayed. Never refuses a
  * well-formed receipt for lack of room.
  */
 #ifndef CORE_FINISHER_H
@@ -25,6 +26,9 @@ struct finisher_shard {
 };
 
 struct finisher {
+    const struct env *env;
+    struct timers *timers;
+    struct list offers; /* hand-backs that failed, until they are repeated */
     struct finisher_shard shards[FINISHER_SHARDS_MAX];
     size_t shard_count;
     struct attempts *attempts;
@@ -57,6 +61,7 @@ struct hand_back {
     void (*told)(void *ctx, handle session, size_t released);
     void *ctx;
     handle session;
+    bool is_repeat;
 };
 void finisher_hand_back(struct finisher *finisher, const struct receipt *receipts, size_t count,
                         struct hand_back back);

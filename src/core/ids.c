@@ -40,11 +40,14 @@ static void on_reserved(struct db_call *call, const struct db_reply *reply)
     timer_set(ids->timers, &ids->again,
               ids->env->now_us(ids->env->ctx) + delay_us / 2 +
                   ids->env->random_u64(ids->env->ctx) % delay_us);
+    if (reply->outcome != OUTCOME_DONE && ids->run_count == 0)
+        ids->failed(ids, &reply->err);
 }
 
-void ids_init(struct ids *ids, const struct env *env, struct timers *timers)
+void ids_init(struct ids *ids, const struct env *env, struct timers *timers,
+              void (*failed)(struct ids *ids, const struct err *err))
 {
-    *ids = (struct ids){.env = env, .timers = timers};
+    *ids = (struct ids){.env = env, .timers = timers, .failed = failed};
     ids->again.fire = on_again;
     ids->call.done = on_reserved;
 }

@@ -23,9 +23,12 @@ struct ids {
     unsigned failures;
     bool in_flight;
     bool stale; /* forgotten while in flight */
+    /* Told when a reservation failed and none is left. */
+    void (*failed)(struct ids *ids, const struct err *err);
 };
 
-void ids_init(struct ids *ids, const struct env *env, struct timers *timers);
+void ids_init(struct ids *ids, const struct env *env, struct timers *timers,
+              void (*failed)(struct ids *ids, const struct err *err));
 void ids_stop(struct ids *ids);
 
 /* Takes the next id; 0 when there is none at the moment. */

@@ -48,6 +48,8 @@ struct net {
     struct net_handlers handlers;
     struct listener *listener;
     struct slots connections;
+    size_t count_max;
+    bool full; /* and that was logged */
     struct list dirty;
     struct timers timers;
     struct loop_timer *wake;
@@ -362,8 +364,16 @@ void net_close(struct net *net, handle which)
 static void on_accept(void *ctx, int fd)
 {
     struct net *net = ctx;
-    struct connection *connection = mem_zalloc(sizeof *connection);
 
+    if (net->connections.count >= net->count_max) {
+        if (!net->full)
+            log_event(LOG_WARN, "connections_refused", "connected=%u", net->connections.count);
+        net->full = true;
+        close(fd);
+        return;
+    }
+    net->full = false;
+    struct connection *connection = mem_zalloc(sizeof *connection);
     connection->net = net;
     connection->fd = fd;
     connection->reading = true;
@@ -426,14 +436,14 @@ void net_turn(struct net *net)
         loop_again(net->loop);
 }
 
-struct net *net_new(struct loop *loop, const struct net_handlers *handlers)
+struct net *net_new(struct loop *loop, const struct net_handlers *handlers, size_t count_max)
 {
     struct net *net = mem_zalloc(sizeof *net);
 
     net->loop = loop;
     net->handlers = *handlers;
-    slots_init(&net->connections,
-               UINT32_MAX); /* sessions are bounded by core, descriptors by the system */
+    net->count_max = count_max;
+    slots_init(&net->connections, UINT32_MAX);
     timers_init(&net->timers);
     net->wake = loop_timer_new(loop, on_wake, net);
     return net;

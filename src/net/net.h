@@ -29,7 +29,8 @@ struct net_handlers {
     void (*closed)(void *ctx, uint64_t user);
 };
 
-struct net *net_new(struct loop *loop, const struct net_handlers *handlers);
+/* Beyond count_max connections a new one is closed without a word. */
+struct net *net_new(struct loop *loop, const struct net_handlers *handlers, size_t count_max);
 void net_free(struct net *net); /* closes what is left, without a word */
 
 enum code net_listen(struct net *net, const char *address, struct err *err) MUST_CHECK;

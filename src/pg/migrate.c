@@ -134,6 +134,16 @@ static bool connect_database(struct migrator *m)
     return m->schema_quoted != NULL || refuse("%s", PQerrorMessage(m->conn));
 }
 
+/* The limits count bytes, of UTF-8. */
+static bool check_encoding(struct migrator *m)
+{
+    const char *encoding = PQparameterStatus(m->conn, "server_encoding");
+
+    if (encoding == NULL || strcmp(encoding, "UTF8") == 0 || strcmp(encoding, "SQL_ASCII") == 0)
+        return true;
+    return refuse("the encoding of the database is %s: it must be UTF8", encoding);
+}
+
 static bool lock_schema(struct migrator *m)
 {
     char sql[SQL_BYTES_MAX];
@@ -313,7 +323,7 @@ static bool rebase(struct migrator *m)
 
 static bool bring_up(struct migrator *m)
 {
-    if (!connect_database(m) || !lock_schema(m) || !read_state(m))
+    if (!connect_database(m) || !check_encoding(m) || !lock_schema(m) || !read_state(m))
         return false;
     if (m->request->mode == MIGRATE_REBASE)
         return rebase(m);

@@ -231,9 +231,26 @@ static void flush(struct pipe *pipe)
     watch_socket(pipe, WATCH_READ | (left > 0 ? WATCH_WRITE : 0u));
 }
 
+/* In any other encoding a text has another length there than here, and a claim of so many bytes
+ * would not fit a frame. SQL_ASCII converts nothing. */
+static bool check_encoding(struct pipe *pipe)
+{
+    const char *encoding = PQparameterStatus(pipe->connection, "server_encoding");
+    struct err err;
+
+    if (encoding == NULL || strcmp(encoding, "UTF8") == 0 || strcmp(encoding, "SQL_ASCII") == 0)
+        return true;
+    err_set(&err, CODE_UNAVAILABLE, "the encoding of the database is %s: it must be UTF8",
+            encoding);
+    break_with(pipe, &err);
+    return false;
+}
+
 static void start_preparing(struct pipe *pipe)
 {
     set_state(pipe, PIPE_PREPARING);
+    if (!check_encoding(pipe))
+        return;
     if (PQsetnonblocking(pipe->connection, 1) != 0 || PQenterPipelineMode(pipe->connection) != 1 ||
         !statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema) ||
         PQpipelineSync(pipe->connection) != 1) {

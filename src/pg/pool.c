@@ -1,6 +1,8 @@
 /* pool: see pool.h. */
 #include "pg/pool.h"
 
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/log.h"
@@ -11,11 +13,13 @@ enum {
     TICK_MS = 100, /* deadlines and reconnects are looked at so often, while there are any */
     AGAIN_FIRST_MS = 50,
     AGAIN_DOUBLINGS_MAX = 6,
+    PROVEN_MS = 5 * 1000, /* a connection that lasted so long was a good one */
 };
 
 struct place {
     struct pipe *pipe; /* NULL: closed */
     bool was_ready;
+    uint64_t ready_us;
 };
 
 struct pool {
@@ -24,7 +28,7 @@ struct pool {
     bool tick_set;
     struct list waiting;
     uint64_t again_us; /* no new connection before this time */
-    unsigned failures; /* to connect, in a row */
+    unsigned failures; /* to get a connection that serves, in a row */
     struct err last_err;
     struct place places[POOL_SIZE_MAX];
 };
@@ -128,7 +132,8 @@ void pool_open_one(struct pool *pool)
 static void note_ready(struct pool *pool, struct place *place)
 {
     place->was_ready = true;
-    pool->failures = 0;
+    place->ready_us = clock_mono_us();
+    err_set(&pool->last_err, CODE_UNAVAILABLE, "all connections to Postgres are busy");
     log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
               pipe_backend_pid(place->pipe));
     if (pool->with.on_up != NULL)
@@ -158,6 +163,23 @@ static void back_off(struct pool *pool)
     pool->again_us = clock_mono_us() + pause_us / 2 + rng_u64(pool->with.rng) % pause_us;
 }
 
+/* Whether the next connection would fare no better: this one could not be made, or the server lets
+ * us in and then refuses to work (it is read only, say). */
+static bool is_hopeless(const struct place *place, const struct err *err)
+{
+    return !place->was_ready || (err->sqlstate[0] != '\0' && strncmp(err->sqlstate, "57P", 3) != 0);
+}
+
+static void note_failure(struct pool *pool, const struct place *place, const struct err *err)
+{
+    uint64_t proven_us = place->ready_us + (uint64_t)PROVEN_MS * US_PER_MS;
+
+    if (place->was_ready && clock_mono_us() >= proven_us)
+        pool->failures = 0;
+    if (is_hopeless(place, err))
+        back_off(pool);
+}
+
 static void bury(struct pool *pool, struct place *place)
 {
     struct pipe *pipe = place->pipe;
@@ -165,8 +187,7 @@ static void bury(struct pool *pool, struct place *place)
 
     pool->last_err = *pipe_err(pipe);
     log_loss(pool, place, &pool->last_err);
-    if (!was_ready)
-        back_off(pool);
+    note_failure(pool, place, &pool->last_err);
     place->pipe = NULL;
     place->was_ready = false;
     if (was_ready && pool->with.on_lost != NULL)

@@ -241,6 +241,13 @@ def test_password_is_never_printed(migrate, url):
     assert "hunter2" not in done.stdout + done.stderr
 
 
+def test_closed_stderr_does_not_garble_the_connection(awa_proxy, database):
+    done = subprocess.run(["bash", "-c", 'exec "$0" "$@" 2>&-', *command(awa_proxy, database)], check=False,
+                          timeout=DEADLINE_S, stdout=subprocess.DEVNULL)
+    assert done.returncode == 0
+    assert versions(database) == list(range(1, KNOWN + 1))
+
+
 def test_misuse(migrate):
     assert migrate(url=None, env={"AWA_SCHEMA": "awa"}).returncode == 2
     nonsense, stray, both = migrate("--nonsense"), migrate("stray"), migrate("--sql", "--dry-run")
@@ -249,3 +256,26 @@ def test_misuse(migrate):
     assert 'unexpected argument "stray"' in stray.stderr
     assert "only one of" in both.stderr
     assert migrate("--help").returncode == migrate("-h").returncode == 0
+
+
+def test_rebase_needs_a_migrated_schema(migrate, database):
+    early = migrate("--rebase")
+    assert early.returncode == 1
+    assert "migrate it first" in early.stderr
+    assert "awa" not in schemas(database)
+
+
+def test_rebase_repairs_foreign_state(migrate, database):
+    """A lane and a body of a cluster whose transaction ids are far ahead (tests/sql/test_restore.py moves a whole schema)."""
+    assert migrate().returncode == 0
+    with connected(database) as cursor:
+        cursor.execute("SELECT awa.enqueue('moved', 'kind')")
+        cursor.execute("UPDATE awa.ready_entries_00 SET xid = '99999999'")
+        cursor.connection.commit()
+        with pytest.raises(Exception, match="migrate --rebase"):
+            cursor.execute("SELECT * FROM awa.claim(1, 2, ARRAY['moved'], 1, 1000)")
+        cursor.connection.rollback()
+    done = migrate("--rebase")
+    assert done.returncode == 0, done.stderr
+    assert "schema awa is rebased" in done.stdout
+    assert scalar(database, "SELECT cardinality(job_ids) FROM awa.claim(1, 2, ARRAY['moved'], 1, 1000)") == 1

@@ -3,6 +3,7 @@ leave in every way, and the database going away under load."""
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import threading
@@ -399,10 +400,14 @@ def test_stale_socket_file_is_replaced(start):
     assert again.stop() == 0
 
 
-def terminate_backends(database):
-    with connected(database) as cursor:
+def name_of(url):
+    return url.split("/")[3].split("?")[0]
+
+
+def terminate_backends(url, database):
+    with connected(url) as cursor:
         cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                       " WHERE application_name = 'awa-proxy' AND datname = current_database()")
+                       " WHERE application_name = 'awa-proxy' AND datname = %s", (name_of(database),))
 
 
 def work(client, stop, done, lost):
@@ -434,7 +439,7 @@ def test_backends_terminated_under_load(start, own_database):
     for _ in range(10):
         before = len(done)
         wait_for(lambda: len(done) > before + 30)
-        terminate_backends(own_database)
+        terminate_backends(own_database, own_database)
     stop.set()
     for thread in threads:
         thread.join(40)
@@ -446,6 +451,133 @@ def test_backends_terminated_under_load(start, own_database):
         cursor.execute("SELECT completed FROM awa.queue_counts_exact('q')")
         assert cursor.fetchone()[0] == len(done)
     assert proxy.stop() == 0, proxy.log()
+
+
+def alter(cluster, database, what):
+    cluster.execute(f"ALTER DATABASE {name_of(database)} {what}")
+
+
+def test_enqueue_is_answered_when_the_database_is_gone_for_long(start, cluster, own_database):
+    proxy = start(*DRAIN_OPTION)
+    client = Client(proxy.socket)
+    client.socket.settimeout(60)
+    client.enqueue("q", b"{}")
+    alter(cluster, own_database, "ALLOW_CONNECTIONS false")
+    try:
+        terminate_backends(cluster.superuser_url(), own_database)
+        wait_for(lambda: proxy.log().count("pg_connect_failed") == 2)
+        started = time.monotonic()
+        answer = client.call(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
+        assert answer.enqueue_ok.results[0].error.code == pb.UNAVAILABLE
+        assert time.monotonic() - started < 45
+    finally:
+        alter(cluster, own_database, "ALLOW_CONNECTIONS true")
+    wait_for(lambda: client.enqueue("q", b"{}")[0].job_id)
+    client.close()
+    assert proxy.stop() == 0
+
+
+def test_failed_hand_back_is_repeated(start, own_database):
+    proxy = start(*DRAIN_OPTION)
+    client = Client(proxy.socket)
+    client.enqueue("q", *[b"{}"] * 3)
+    assert len(client.claim("q", jobs=3, wait_ms=5000)) == 3
+    with connected(own_database) as cursor:
+        cursor.execute("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA awa FROM PUBLIC, awa_owner")
+        client.close()
+        wait_for(lambda: "to_repeat=3" in proxy.log())
+        cursor.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA awa TO PUBLIC")
+        other = Client(proxy.socket)
+        assert len(wait_for(lambda: other.claim("q", jobs=3, wait_ms=5000))) == 3
+        other.close()
+    assert proxy.stop() == 0
+
+
+def test_read_only_database_is_not_hammered(start, cluster, own_database):
+    alter(cluster, own_database, "SET default_transaction_read_only = on")
+    proxy = start(*DRAIN_OPTION)
+    client = Client(proxy.socket)
+    waiting = client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
+    time.sleep(2)
+    assert "sqlstate=25006" in proxy.log()
+    assert proxy.log().count("pg_connected") < 30
+    alter(cluster, own_database, "RESET default_transaction_read_only")
+    assert client.answer(waiting).enqueue_ok.results[0].job_id > 0
+    client.close()
+    assert proxy.stop() == 0
+
+
+def wrapped(awa_proxy, folder, line):
+    """A program that runs awa-proxy by this line of shell."""
+    script = folder / "wrapped"
+    script.write_text(f'#!/bin/bash\n{line.format(awa_proxy)}\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_clients_leave_descriptors_for_the_database(awa_proxy, cluster, own_database, tmp_path):
+    program = wrapped(awa_proxy, tmp_path, 'ulimit -n 64; exec {} "$@"')
+    proxy = Proxy(program, tmp_path, own_database, *DRAIN_OPTION)
+    try:
+        client = Client(proxy.wait_ready().socket)
+        alter(cluster, own_database, "ALLOW_CONNECTIONS false")
+        terminate_backends(cluster.superuser_url(), own_database)
+        wait_for(lambda: proxy.log().count("pg_connect_failed") == 2)
+        others = []
+        for _ in range(100):
+            others.append(socket.socket(socket.AF_UNIX))
+            others[-1].connect(str(proxy.socket))
+        wait_for(lambda: "connections_refused" in proxy.log())
+        alter(cluster, own_database, "ALLOW_CONNECTIONS true")
+        assert client.enqueue("q", b"{}")[0].job_id > 0
+        assert "accept_paused" not in proxy.log()
+        for other in [*others, client]:
+            other.close()
+        assert proxy.stop() == 0
+    finally:
+        proxy.end()
+
+
+def test_closed_standard_descriptors(awa_proxy, own_database, tmp_path):
+    program = wrapped(awa_proxy, tmp_path, 'exec {} "$@" <&- >&- 2>&-')
+    proxy = Proxy(program, tmp_path, own_database, *DRAIN_OPTION)
+    try:
+        wait_for(proxy.socket.exists)
+        assert [os.readlink(f"/proc/{proxy.process.pid}/fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
+        client = Client(proxy.socket)
+        assert client.enqueue("q", b"{}")[0].job_id > 0
+        client.close()
+        assert proxy.stop() == 0
+    finally:
+        proxy.end()
+
+
+def test_hangup_changes_nothing(start):
+    proxy = start(*DRAIN_OPTION)
+    client = Client(proxy.socket)
+    client.enqueue("q", b"{}")
+    job, = client.claim("q", wait_ms=5000)
+    proxy.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "hangup_ignored" in proxy.log())
+    assert statuses(client.complete(job)) == ["DONE"]
+    client.close()
+    assert proxy.stop() == 0
+
+
+def test_other_encoding_is_refused(awa_proxy, cluster, tmp_path):
+    cluster.execute("CREATE DATABASE serve_latin1 OWNER awa_owner TEMPLATE template0 ENCODING 'LATIN1'"
+                    " LC_COLLATE 'C' LC_CTYPE 'C'")
+    url = cluster.url("serve_latin1")
+    migrate = subprocess.run([awa_proxy, "migrate", "--database", url], capture_output=True, text=True,
+                             timeout=60, check=False)
+    assert migrate.returncode == 1 and "LATIN1: it must be UTF8" in migrate.stderr
+    proxy = Proxy(awa_proxy, tmp_path, url, *DRAIN_OPTION)
+    try:
+        wait_for(lambda: "LATIN1: it must be UTF8" in proxy.log())
+        assert proxy.stop() == 0
+    finally:
+        proxy.end()
+        cluster.execute("DROP DATABASE serve_latin1 WITH (FORCE)")
 
 
 def test_starts_before_its_schema(awa_proxy, database, tmp_path):

@@ -56,11 +56,54 @@ static void completes_are_sorted_and_without_duplicates(void **state)
         assert_true(receipt_compare(&call->args.finish.orders[i - 1]->receipt,
                                     &call->args.finish.orders[i]->receipt) < 0);
     reply_all_done(world, call);
-    assert_int_equal(answer_to(world, 1, 10)->statuses[1], FINISH_DONE);
-    int16_t already[] = {FINISH_ALREADY_DONE};
-    assert_int_equal(call_of(world, DB_COMPLETE)->args.finish.count, 1);
-    reply_finished(world, call_of(world, DB_COMPLETE), already);
-    assert_int_equal(answer_to(world, 1, 12)->statuses[0], FINISH_ALREADY_DONE);
+    assert_null(call_of(world, DB_COMPLETE)); /* one answer for both */
+    int one = (int)answer_to(world, 1, 10)->statuses[1];
+    int other = (int)answer_to(world, 1, 12)->statuses[0];
+    assert_int_equal(one + other, FINISH_DONE + FINISH_ALREADY_DONE);
+    assert_int_equal(answer_to(world, 1, 11)->statuses[1], FINISH_DONE);
+    world_end(world);
+}
+
+static void a_flood_of_one_receipt_is_one_order(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    for (uint64_t id = 10; id < 10 + FLUSH_ITEMS_MAX - 1; id++)
+        finish(world, session, id, 9, 1, 1, JOB_COMPLETE);
+    finish(world, session, 5, 10, 1, 1, JOB_COMPLETE);
+    turn(world);
+    assert_int_equal(call_of(world, DB_COMPLETE)->args.finish.count, 2);
+    reply_all_done(world, call_of(world, DB_COMPLETE));
+    assert_null(call_of(world, DB_COMPLETE));
+    assert_int_equal(answer_to(world, 1, 5)->statuses[0], FINISH_DONE);
+    size_t done = 0;
+    for (uint64_t id = 10; id < 10 + FLUSH_ITEMS_MAX - 1; id++)
+        done += answer_to(world, 1, id)->statuses[0] == FINISH_DONE;
+    assert_int_equal(done, 1);
+    world_end(world);
+}
+
+static void rivals_for_one_receipt_are_asked_apart(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+    int16_t stale[] = {FINISH_STALE};
+
+    finish(world, session, 10, 9, 1, 1, JOB_CANCEL);
+    finish(world, session, 11, 9, 1, 1, JOB_FAIL);
+    finish(world, session, 12, 9, 1, 1, JOB_CANCEL);
+    turn(world);
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 1);
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.orders[0]->outcome, JOB_FAIL);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 1);
+    reply_finished(world, call_of(world, DB_FINISH), stale);
+    assert_int_equal(answer_to(world, 1, 11)->statuses[0], FINISH_DONE);
+    assert_int_equal(answer_to(world, 1, 10)->statuses[0], FINISH_STALE);
+    assert_int_equal(answer_to(world, 1, 12)->statuses[0], FINISH_STALE);
     world_end(world);
 }
 
@@ -101,6 +144,114 @@ static void busy_items_come_again(void **state)
     assert_int_equal(answer_to(world, 1, 10)->statuses[0], FINISH_DONE);
     assert_int_equal(answer_to(world, 1, 10)->statuses[1], FINISH_DONE);
     assert_int_equal(answer_to(world, 1, 10)->statuses[2], FINISH_STALE);
+    world_end(world);
+}
+
+static void busy_items_are_asked_less_and_less_and_given_up(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+    uint64_t end_us = world->now_us + (uint64_t)(REQUEST_MS + 200) * US_PER_MS;
+    int16_t busy[] = {STORAGE_BUSY};
+    size_t calls = 0;
+
+    finish(world, session, 10, 1, 1, 1, JOB_COMPLETE);
+    turn(world);
+    for (; world->now_us < end_us; wait_us(world, 1000)) {
+        if (call_of(world, DB_COMPLETE) == NULL)
+            continue;
+        calls++;
+        reply_finished(world, call_of(world, DB_COMPLETE), busy);
+    }
+    assert_int_equal(answer_to(world, 1, 10)->statuses[0], FINISH_ABORTED);
+    assert_in_range(calls, 100, 500);
+    world_end(world);
+}
+
+static void what_could_not_be_handed_back_is_offered_again(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    claim(world, session, 10, 2, 1000);
+    turn(world);
+    reply_claimed(world, 2, CLAIM_FILLED);
+    session_vanished(&world->core.sessions, session);
+    turn(world);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 2);
+        fail_call(world, call_of(world, DB_FINISH), OUTCOME_NOT_DONE, "57014");
+        assert_null(call_of(world, DB_FINISH));
+        assert_false(core_is_idle(&world->core));
+        wait_us(world, US_PER_S);
+    }
+    const struct db_call *call = call_of(world, DB_FINISH);
+    assert_int_equal(call->args.finish.orders[0]->outcome, JOB_RELEASE);
+    assert_int_equal(call->args.finish.orders[1]->receipt.job_id, 2);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    assert_true(core_is_idle(&world->core));
+    world_end(world);
+}
+
+static void jobs_without_ids_are_answered(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    enqueue(world, session, 10, 1);
+    turn(world);
+    fail_call(world, call_of(world, DB_RESERVE_IDS), OUTCOME_NOT_DONE, "08006");
+    assert_null(answer_to(world, 1, 10)); /* the connection: it may come back */
+    wait_us(world, (uint64_t)(REQUEST_MS + 1) * US_PER_MS);
+    enqueue(world, session, 11, 1);
+    turn(world);
+    fail_call(world, call_of(world, DB_RESERVE_IDS), OUTCOME_NOT_DONE, "08006");
+    assert_int_equal(answer_to(world, 1, 10)->code, CODE_UNAVAILABLE);
+    assert_null(answer_to(world, 1, 11));
+    wait_us(world, US_PER_S);
+    fail_call(world, call_of(world, DB_RESERVE_IDS), OUTCOME_NOT_DONE, "42501");
+    assert_int_equal(answer_to(world, 1, 11)->code, CODE_PERMISSION_DENIED);
+    world_end(world);
+}
+
+static void count_queue(struct world *world, handle session, uint64_t id)
+{
+    struct request *request = request_of(REQUEST_COUNTS, id);
+
+    request->in.counts_queue = bytes_of_text("q");
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+static void counts_do_not_crowd_the_database(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+    struct db_reply counted = {.outcome = OUTCOME_DONE};
+
+    for (uint64_t id = 10; id < 20; id++)
+        count_queue(world, session, id);
+    turn(world);
+    assert_int_equal(calls_of(world, DB_COUNTS), COUNTS_IN_FLIGHT_MAX);
+    for (int i = 0; i < 4; i++)
+        reply(world, call_of(world, DB_COUNTS), &counted);
+    world->now_us += (uint64_t)(REQUEST_MS + 1) * US_PER_MS; /* the others are too late */
+    reply(world, call_of(world, DB_COUNTS), &counted);
+    assert_int_equal(calls_of(world, DB_COUNTS), COUNTS_IN_FLIGHT_MAX - 1);
+    size_t counted_late = 0;
+    for (uint64_t id = 10; id < 20; id++)
+        counted_late +=
+            answer_to(world, 1, id) != NULL && answer_to(world, 1, id)->code == CODE_UNAVAILABLE;
+    assert_int_equal(counted_late, 4);
+    for (uint64_t id = 30; id < 40; id++)
+        count_queue(world, session, id);
+    session_vanished(&world->core.sessions, session); /* and nobody waits for these */
+    while (calls_of(world, DB_COUNTS) > 0)
+        reply(world, call_of(world, DB_COUNTS), &counted);
+    assert_true(core_is_idle(&world->core));
     world_end(world);
 }
 
@@ -293,6 +444,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_flush_at_once_then_collect),
         cmocka_unit_test(completes_are_sorted_and_without_duplicates),
+        cmocka_unit_test(a_flood_of_one_receipt_is_one_order),
+        cmocka_unit_test(rivals_for_one_receipt_are_asked_apart),
+        cmocka_unit_test(busy_items_are_asked_less_and_less_and_given_up),
+        cmocka_unit_test(what_could_not_be_handed_back_is_offered_again),
+        cmocka_unit_test(counts_do_not_crowd_the_database),
+        cmocka_unit_test(jobs_without_ids_are_answered),
         cmocka_unit_test(limits_of_a_call_are_kept),
         cmocka_unit_test(busy_items_come_again),
         cmocka_unit_test(a_deadlock_is_tried_three_times_whole_then_singly),

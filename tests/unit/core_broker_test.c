@@ -167,9 +167,27 @@ static void when_the_storage_can_not_be_asked_the_claim_says_so(void **state)
     world_end(world);
 }
 
+static void a_failed_claim_says_what_can_be_done(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    claim(world, session, 10, 1, 0);
+    turn(world);
+    fail_call(world, call_of(world, DB_CLAIM), OUTCOME_NOT_DONE, "57014");
+    assert_int_equal(answer_to(world, 1, 10)->code, CODE_UNAVAILABLE);
+    claim(world, session, 11, 1, 0);
+    wait_us(world, US_PER_S);
+    fail_call(world, call_of(world, DB_CLAIM), OUTCOME_NOT_DONE, "42501");
+    assert_int_equal(answer_to(world, 1, 11)->code, CODE_PERMISSION_DENIED);
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_failed_claim_says_what_can_be_done),
         cmocka_unit_test(claims_of_a_group_share_one_call),
         cmocka_unit_test(jobs_are_dealt_by_session_then_by_age),
         cmocka_unit_test(who_got_nothing_is_first_the_next_time),
