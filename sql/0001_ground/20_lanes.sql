@@ -56,6 +56,8 @@ DECLARE
 BEGIN
     IF v_refusal IS NOT NULL THEN
         RAISE EXCEPTION '%', v_refusal USING ERRCODE = 'invalid_parameter_value';
+    ELSIF (p_enqueue_shards BETWEEN 1 AND 64) IS NOT TRUE THEN
+        RAISE EXCEPTION 'enqueue_shards must be 1 to 64' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT queue INTO v_other FROM queue_lanes
      WHERE lane_id BETWEEN lane_base(p_queue) AND lane_base(p_queue) + 255 AND queue <> p_queue LIMIT 1;

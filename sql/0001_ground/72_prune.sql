@@ -8,28 +8,26 @@
 -- TRUNCATE waits 10 ms for its lock at most, and then leaves the slot for the next tick. It is not MVCC: a snapshot older than a prune
 -- no longer sees what was pruned.
 
--- Attempts of a claim slot that have not ended, and when the youngest one ended.
+-- Attempts of a claim slot that have not ended, of bodies in p_ready_slot only unless that is NULL; and when the slot's youngest ended.
+-- Bits, not rows, are counted, so evidence that stands twice counts once.
 CREATE TYPE claim_slot_proof AS (open_attempts bigint, youngest timestamptz);
 SELECT pg_temp.create_slot_function(8, $sig$
-    prove_claim_slot(p_slot int) RETURNS claim_slot_proof LANGUAGE plpgsql VOLATILE $sig$, $branch$
+    prove_claim_slot(p_slot int, p_ready_slot smallint) RETURNS claim_slot_proof LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (
-            SELECT (coalesce(sum(b.n - b.closed), 0), greatest((SELECT max(closed_at) FROM lease_claim_closure_batches_00), (SELECT max(closed_at) FROM lease_claim_closures_00)))::claim_slot_proof
-              FROM (SELECT n, bit_count(repeat('0', n)::bit varying
-                                        | coalesce((SELECT bit_or(c.members) FROM lease_claim_closure_batches_00 c WHERE c.batch_id = cb.batch_id), repeat('0', n)::bit varying)
-                                        | coalesce((SELECT bit_or(set_bit(repeat('0', n)::bit varying, c.idx - 1, 1)) FROM lease_claim_closures_00 c WHERE c.batch_id = cb.batch_id), repeat('0', n)::bit varying)) AS closed
-                      FROM lease_claim_batches_00 cb) b);
+            SELECT (coalesce(sum(b.n - bit_count(b.none | coalesce(b.completed, b.none) | coalesce(b.otherwise, b.none))), 0),
+                    greatest((SELECT max(closed_at) FROM lease_claim_closure_batches_00), (SELECT max(closed_at) FROM lease_claim_closures_00)))::claim_slot_proof
+              FROM (SELECT cb.n, cb.none, (SELECT bit_or(c.members) FROM lease_claim_closure_batches_00 c WHERE c.batch_id = cb.batch_id) AS completed,
+                           (SELECT bit_or(set_bit(cb.none, c.idx - 1, 1)) FROM lease_claim_closures_00 c WHERE c.batch_id = cb.batch_id) AS otherwise
+                      FROM (SELECT batch_id, n, repeat('0', n)::bit varying AS none FROM lease_claim_batches_00
+                             WHERE p_ready_slot IS NULL OR ready_slot = p_ready_slot) cb) b);
 $branch$);
 
--- Attempts made of bodies in one queue slot that have not ended, as far as one claim slot knows.
-SELECT pg_temp.create_slot_function(8, $sig$
-    count_open_attempts(p_slot int, p_ready_slot smallint) RETURNS bigint LANGUAGE plpgsql VOLATILE $sig$, $branch$
-        RETURN (
-            SELECT coalesce(sum(b.n - b.closed), 0)
-              FROM (SELECT n, bit_count(repeat('0', n)::bit varying
-                                        | coalesce((SELECT bit_or(c.members) FROM lease_claim_closure_batches_00 c WHERE c.batch_id = cb.batch_id), repeat('0', n)::bit varying)
-                                        | coalesce((SELECT bit_or(set_bit(repeat('0', n)::bit varying, c.idx - 1, 1)) FROM lease_claim_closures_00 c WHERE c.batch_id = cb.batch_id), repeat('0', n)::bit varying)) AS closed
-                      FROM lease_claim_batches_00 cb WHERE cb.ready_slot = p_ready_slot) b);
-$branch$);
+-- Attempts made of bodies in one queue slot that have not ended.
+CREATE FUNCTION count_open_attempts(p_ready_slot smallint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT sum((prove_claim_slot(slot, p_ready_slot)).open_attempts) FROM generate_series(0, 7) slot);
+END $$;
 
 -- When the youngest job of a queue slot ended.
 SELECT pg_temp.create_slot_function(16, $sig$
@@ -47,8 +45,8 @@ SELECT pg_temp.create_slot_function(16, $sig$
         ON CONFLICT (lane_id, state) DO UPDATE SET n = queue_terminal_rollups.n + excluded.n;
 $branch$);
 
--- Locks the tables of a slot that have pages against everybody, and empties them once p_proof, evaluated under the locks, still holds.
--- False when a lock was not to be had within 10 ms.
+-- Locks the tables of a slot that have pages against everybody and returns their names for TRUNCATE; NULL when none has. Raises
+-- lock_not_available when a lock is not to be had within 10 ms.
 CREATE FUNCTION lock_slot_tables(p_tables text[], p_slot int) RETURNS text
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -69,12 +67,12 @@ LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_names text;
 BEGIN
-    IF youngest_terminal(p_slot) > clock_timestamp() - p_retention_ms * interval '1 ms' OR (SELECT sum(count_open_attempts(slot, p_slot)) FROM generate_series(0, 7) slot) > 0 THEN
+    IF youngest_terminal(p_slot) > clock_timestamp() - p_retention_ms * interval '1 ms' OR count_open_attempts(p_slot) > 0 THEN
         RETURN false;
     END IF;
     v_names := lock_slot_tables(queue_ring_tables(), p_slot);
     IF count_taken(p_slot) <> (SELECT ready_rows FROM queue_ring_sealed WHERE generation = p_generation) OR count_ready(p_slot) <> count_taken(p_slot)
-       OR (SELECT sum(count_open_attempts(slot, p_slot)) FROM generate_series(0, 7) slot) > 0 THEN
+       OR count_open_attempts(p_slot) > 0 THEN
         RAISE EXCEPTION 'slot % of the queue ring holds rows that its closing did not count', p_slot USING ERRCODE = 'data_corrupted';
     END IF;
     PERFORM fold_terminal_counts(p_slot);
@@ -96,14 +94,14 @@ DECLARE
     v_proof claim_slot_proof;
     v_names text;
 BEGIN
-    v_proof := prove_claim_slot(p_slot);
+    v_proof := prove_claim_slot(p_slot, NULL);
     IF v_proof.open_attempts > 0 OR v_proof.youngest > clock_timestamp() - p_retention_ms * interval '1 ms' THEN
         RETURN false;
     END IF;
     -- Exclusive: no claim writes here any more, and no ending reads; one that comes meanwhile answers BUSY. Only now, after a proof
     -- without it, so that a slot that stays is never in anybody's way; and the proof again, since a last claim may have come between.
     IF NOT pg_try_advisory_xact_lock(advisory_key('claim_slot', p_slot)) OR (SELECT last_value & 15 FROM claim_ring_pointer) = p_slot
-       OR (prove_claim_slot(p_slot)).open_attempts > 0 THEN
+       OR (prove_claim_slot(p_slot, NULL)).open_attempts > 0 THEN
         RETURN false;
     END IF;
     v_names := lock_slot_tables(claim_ring_tables(), p_slot);

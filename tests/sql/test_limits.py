@@ -147,3 +147,12 @@ def test_malformed_metadata_fails_alone(shared_db):
     ids, refused = shared_db.enqueue_items([Item(queue="meta", metadata='{"a":'), Item(queue="meta", metadata="{}")])
     assert {place: code for place, (code, _) in refused.items()} == {1: "22P02"}
     assert shared_db.claim(queues=["meta"]).ids == [ids[1]]
+
+
+@pytest.mark.parametrize("shards, is_good", [(0, False), (1, True), (64, True), (65, False), (None, False)])
+def test_enqueue_shards(db, shards, is_good):
+    if is_good:
+        db.rows("SELECT awa.configure_queue('q', %s)", (shards,))
+        return
+    with pytest.raises(psycopg2.errors.InvalidParameterValue, match="enqueue_shards must be 1 to 64"):
+        db.rows("SELECT awa.configure_queue('q', %s)", (shards,))
