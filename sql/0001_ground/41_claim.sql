@@ -130,6 +130,11 @@ END $$;
 -- How many keys of single jobs one claim tries, and how many a lane's skip list holds.
 CREATE FUNCTION max_job_keys() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 64 $$;
 
+-- How many jobs of the largest size fit into p_max_bytes; with p_first one at least.
+CREATE FUNCTION largest_jobs_within(p_max_bytes bigint, p_first boolean) RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT greatest(p_first::int, least(p_max_bytes / (1048576 + 16384), max_job_keys()))::int
+$$;
+
 -- Takes from a lane's skip list what is free again, at most p_limit keys, and says what is left of it.
 CREATE FUNCTION free_skipped(p_state lane_state, p_guarded boolean, p_limit int, OUT xids xid8[], OUT job_ids bigint[], OUT left_xids xid8[], OUT left_job_ids bigint[])
 LANGUAGE sql VOLATILE AS $$
@@ -182,7 +187,7 @@ BEGIN
         PERFORM refuse_foreign_state(p_queue);
     END IF;
     IF v_state.skipped_job_ids IS NOT NULL THEN
-        SELECT * INTO v_free FROM free_skipped(v_state, v_guarded, p_limit);
+        SELECT * INTO v_free FROM free_skipped(v_state, v_guarded, least(p_limit, largest_jobs_within(p_max_bytes, p_places = 0)));
         IF v_free.job_ids IS NOT NULL THEN
             v_moved := true;
             v_state.skipped_xids := v_free.left_xids;
@@ -192,6 +197,8 @@ BEGIN
             RETURN QUERY SELECT * FROM record_claim_batches(p_instance, p_nonce, p_queue, p_lane_id, v_slots, v_read, p_places);
             SELECT coalesce(sum(r.n), 0), coalesce(sum(r.bytes), 0) INTO v_taken, v_bytes FROM unnest(v_read) r;
         END IF;
+        -- What did not fit comes before everything else, in the next call.
+        v_more := NOT v_guarded AND v_state.skipped_job_ids IS NOT NULL;
     END IF;
     WHILE v_taken < p_limit AND NOT v_more LOOP
         IF v_state.at_xid >= pg_snapshot_xmax(v_state.hi) THEN

@@ -538,11 +538,17 @@ def test_clients_leave_descriptors_for_the_database(awa_proxy, cluster, own_data
         proxy.end()
 
 
+def is_listening(path):
+    """The socket's file is there a moment before it takes connections."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def test_closed_standard_descriptors(awa_proxy, own_database, tmp_path):
     program = wrapped(awa_proxy, tmp_path, 'exec {} "$@" <&- >&- 2>&-')
     proxy = Proxy(program, tmp_path, own_database, *DRAIN_OPTION)
     try:
-        wait_for(proxy.socket.exists)
+        wait_for(lambda: is_listening(proxy.socket))
         assert [os.readlink(f"/proc/{proxy.process.pid}/fd/{fd}") for fd in range(3)] == ["/dev/null"] * 3
         client = Client(proxy.socket)
         assert client.enqueue("q", b"{}")[0].job_id > 0

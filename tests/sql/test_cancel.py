@@ -84,6 +84,22 @@ def test_trap_53_cancel_in_an_open_transaction(db, then):
     assert db.counts() == ({"running": 5, "cancelled": 2} if then == "commit" else {"running": 7})
 
 
+def test_stepped_over_jobs_keep_within_the_byte_budget(db):
+    budget = 3 << 20
+    ids = [db.value("SELECT awa.enqueue('q', 'kind', to_json(repeat('x', 900000)))") for _ in range(5)]
+    operator = db.session()
+    operator.begin()
+    operator.cancel(ids)
+    assert db.claim(max_bytes=budget).ids == []
+    operator.rollback()
+    handed_out = []
+    while len(handed_out) < len(ids):
+        claim = db.claim(max_bytes=budget)
+        assert 0 < len(claim.ids) <= budget // 900000
+        handed_out += claim.ids
+    assert handed_out == ids
+
+
 @pytest.mark.parametrize("cancelled", [63, 64, 65, 200])
 def test_open_cancel_of_many_jobs_loses_nothing(db, cancelled):
     """More than a lane can remember to step over: it may stop there, but must go on where it stopped."""

@@ -50,10 +50,20 @@ class Session:
         gone = self.pid
         self.connection.close()
         self.connect()
-        while self.query("SELECT FROM pg_stat_activity WHERE pid = %s", gone):
-            self.rollback()
+        while self.ask("SELECT FROM pg_stat_activity WHERE pid = %s", gone):
             time.sleep(0.002)
-        self.rollback()
+
+    def ask(self, sql, *arguments):
+        """A read that is repeated when its own connection is killed: what was lost must be found out."""
+        for _ in range(100):
+            try:
+                rows = self.query(sql, *arguments)
+                self.rollback()
+                return rows
+            except LOST:
+                self.connection.close()
+                self.connect()
+        raise SystemExit("killed a hundred times in a row")
 
 
 class Worker:
@@ -111,9 +121,7 @@ class Worker:
         self.session.query("INSERT INTO producer_log VALUES (%s, %s)", self.name, self.operation)
 
     def has_committed(self):
-        found = self.session.query("SELECT FROM producer_log WHERE producer = %s AND no = %s", self.name, self.operation)
-        self.session.rollback()
-        return bool(found)
+        return bool(self.session.ask("SELECT FROM producer_log WHERE producer = %s AND no = %s", self.name, self.operation))
 
     def sleep(self, longest_s):
         """A pause of a random length that does not reach past the deadline."""
@@ -333,10 +341,9 @@ class Consumer(Worker):
 
     def adopt(self, nonce):
         """After a lost answer: what the claim took, if it committed. Its order is not known."""
-        rows = self.session.query(
+        rows = self.session.ask(
             "SELECT b.claim_slot, b.batch_id, u.idx, u.job_id, coalesce(u.run_lease, 1), coalesce(u.attempt, 1) FROM lease_claim_batches b"
             " CROSS JOIN LATERAL unnest(b.job_ids, b.run_leases, b.attempts) WITH ORDINALITY u(job_id, run_lease, attempt, idx) WHERE b.nonce = %s", nonce)
-        self.session.rollback()
         self.records.append(("adopted", [(job, lease, attempt) for _, _, _, job, lease, attempt in rows]))
         self.take((slot, batch, nonce, index, job, lease) for slot, batch, index, job, lease, _ in rows)
 
