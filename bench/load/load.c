@@ -201,8 +201,8 @@ static int is_time_to_answer(const struct worker *worker)
            (worker->has_new || now_us() - worker->brought_at_us >= straggle_us);
 }
 
-// Answers a random three quarters of what is held, in random order; the rest goes with the next
-// jobs, or when it has waited long enough.
+// Answers most of what is held (all but one in KEPT_BACK), in random order; the rest goes with the
+// next jobs, or when it has waited long enough.
 static void answer(struct load *load, struct worker *worker)
 {
     static Awa__V1__Complete complete = AWA__V1__COMPLETE__INIT;

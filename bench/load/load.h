@@ -2,7 +2,7 @@
 //
 // Producers are closed loops (the next request goes out when the last one is
 // answered) or one open loop (a tick every 10 ms, whatever the answers do).
-// Workers answer in seeded random order: a turn answers a random three quarters of
+// Workers answer in seeded random order: a turn answers a random seven eighths of
 // what a worker holds, so that claim batches never come back whole and in order,
 // as they would from no-op handlers that answer at once.
 // In flight = claimed and unanswered: from the Claim that may bring a job until
