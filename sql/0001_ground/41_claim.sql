@@ -327,16 +327,13 @@ BEGIN
         RAISE EXCEPTION 'a claim takes 1 to 4096 jobs from 1 to 64 queues' USING ERRCODE = 'invalid_parameter_value';
     END IF;
     v_end.status := 2;
-    IF cardinality(p_queues) = 1 THEN
-        v_lanes := lanes_to_claim(p_queues[1]);
-        IF cardinality(v_lanes) = 1 THEN
+    FOREACH v_queue IN ARRAY p_queues LOOP
+        v_lanes := lanes_to_claim(v_queue);
+        IF cardinality(p_queues) = 1 AND cardinality(v_lanes) = 1 THEN
             -- By far the most frequent case: what the lane says is the answer.
-            RETURN QUERY SELECT * FROM claim_lane(p_instance, p_nonce, p_queues[1], v_lanes[1], p_limit, p_max_bytes, 0);
+            RETURN QUERY SELECT * FROM claim_lane(p_instance, p_nonce, v_queue, v_lanes[1], p_limit, p_max_bytes, 0);
             RETURN;
         END IF;
-    END IF;
-    FOREACH v_queue IN ARRAY p_queues LOOP
-        v_lanes := CASE WHEN cardinality(p_queues) = 1 THEN v_lanes ELSE lanes_to_claim(v_queue) END;
         FOREACH v_lane IN ARRAY v_lanes LOOP
             FOR v_batch IN SELECT * FROM claim_lane(p_instance, p_nonce, v_queue, v_lane, v_left, v_bytes_left, p_limit - v_left) LOOP
                 IF v_batch.status = 1 THEN
