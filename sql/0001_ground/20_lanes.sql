@@ -37,12 +37,16 @@ LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$ SELECT queue FROM queue_l
 -- p_lane_ids may repeat; the queue of a lane is the one in p_queues (distinct) whose number it carries.
 CREATE FUNCTION register_lanes(p_lane_ids bigint[], p_queues text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_new bigint[] := ARRAY(SELECT l.lane_id FROM (SELECT DISTINCT lane_id FROM unnest(p_lane_ids) lane_id OFFSET 0) l
+                             WHERE NOT EXISTS (SELECT FROM queue_lanes known WHERE known.lane_id = l.lane_id));
 BEGIN
+    IF v_new = '{}' THEN
+        RETURN;
+    END IF;
     INSERT INTO queue_lanes (lane_id, queue)
     SELECT l.lane_id, q.queue
-      FROM (SELECT DISTINCT lane_id FROM unnest(p_lane_ids) lane_id OFFSET 0) l
-      JOIN (SELECT queue, lane_base(queue) AS base FROM unnest(p_queues) queue OFFSET 0) q ON q.base = l.lane_id >> 8 << 8
-     WHERE NOT EXISTS (SELECT FROM queue_lanes known WHERE known.lane_id = l.lane_id);
+      FROM unnest(v_new) l(lane_id) JOIN (SELECT queue, lane_base(queue) AS base FROM unnest(p_queues) queue OFFSET 0) q ON q.base = l.lane_id >> 8 << 8;
 END $$;
 
 -- Sets how many shards new jobs of a queue with ordering keys are spread over. Jobs already enqueued stay where they are.

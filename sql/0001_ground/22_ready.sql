@@ -41,16 +41,14 @@ SELECT pg_temp.for_each_slot(16, $ddl$
     ) WITH (autovacuum_enabled = false);
 
     -- How far a lane was handed out. The row with the highest state_no is the lane's whole state; numbers are consecutive, given
-    -- under the lane's claim mutex. lo and hi are NULL where they are those of window_no, an earlier row of the same lane in the
-    -- same slot. Written to the current slot, whatever slots the claimed rows are in.
+    -- under the lane's claim mutex. Written to the current slot, whatever slots the claimed rows are in.
     CREATE TABLE lane_states_00 (
         lane_id   bigint NOT NULL,
         state_no  bigint NOT NULL,
-        window_no bigint NOT NULL,
         at_xid    xid8 NOT NULL,                 -- the position: everything up to (at_xid, at_job_id) is handed out
         at_job_id bigint NOT NULL,
-        lo        pg_snapshot,
-        hi        pg_snapshot,
+        lo        pg_snapshot NOT NULL,          -- the window that the position lies in
+        hi        pg_snapshot NOT NULL,
         skipped_xids    xid8[],                  -- keys behind the position that were not handed out, at most 64: somebody
         skipped_job_ids bigint[],                -- was about to invalidate them; NULL: none
         PRIMARY KEY (lane_id, state_no)

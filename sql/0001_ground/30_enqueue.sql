@@ -53,9 +53,9 @@ DECLARE
     v_refused boolean;
     v_refusal text;
 BEGIN
-    SELECT array_agg(lane_base(q.queue) ORDER BY q.ord), array_agg(coalesce(m.enqueue_shards, 1) ORDER BY q.ord), array_agg(queue_refusal(q.queue) ORDER BY q.ord)
+    SELECT array_agg(lane_base(q.queue)), array_agg(coalesce((SELECT m.enqueue_shards FROM queue_meta m WHERE m.queue = q.queue), 1)), array_agg(queue_refusal(q.queue))
       INTO v_bases, v_shards, v_bad_queues
-      FROM unnest(p_queues) WITH ORDINALITY q(queue, ord) LEFT JOIN queue_meta m ON m.queue = q.queue;
+      FROM unnest(p_queues) q(queue);
     SELECT array_agg(v_bases[j.q] + (j.priority - 1) * 64 + ordering_shard(j.ordering_key, v_shards[j.q])),
            bool_or(coalesce(v_bad_queues[j.q], job_refusal(j.kind, j.args, j.priority, j.max_attempts, j.ordering_key, j.metadata, j.traceparent)) IS NOT NULL)
       INTO v_lane_ids, v_refused

@@ -9,7 +9,7 @@
 -- The functions below only read, but are VOLATILE: each statement must see what committed before it. None of them waits.
 
 -- A lane's state. no = 0: nothing was ever claimed. A window is exhausted once at_xid has reached hi's xmax.
-CREATE TYPE lane_state AS (no bigint, slot smallint, window_no bigint, at_xid xid8, at_job_id bigint, lo pg_snapshot, hi pg_snapshot, skipped_xids xid8[], skipped_job_ids bigint[]);
+CREATE TYPE lane_state AS (no bigint, slot smallint, at_xid xid8, at_job_id bigint, lo pg_snapshot, hi pg_snapshot, skipped_xids xid8[], skipped_job_ids bigint[]);
 
 -- Ranges of (xid, job_id), both ends exclusive, ascending.
 CREATE TYPE xid_ranges AS (from_xids xid8[], from_jobs bigint[], to_xids xid8[], to_jobs bigint[]);
@@ -30,9 +30,8 @@ CREATE FUNCTION claim_examine_limit() RETURNS int LANGUAGE sql IMMUTABLE PARALLE
 SELECT pg_temp.create_slot_function(16, $sig$
     newest_lane_state(p_slot int, p_lane_id bigint) RETURNS lane_state
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
-        RETURN (SELECT (s.state_no, p_slot::smallint, s.window_no, s.at_xid, s.at_job_id, w.lo, w.hi, s.skipped_xids, s.skipped_job_ids)::lane_state
-                  FROM (SELECT * FROM lane_states_00 WHERE lane_id = p_lane_id ORDER BY state_no DESC LIMIT 1) s
-                  JOIN lane_states_00 w ON w.lane_id = s.lane_id AND w.state_no = s.window_no);
+        RETURN (SELECT (state_no, p_slot, at_xid, at_job_id, lo, hi, skipped_xids, skipped_job_ids)::lane_state
+                  FROM lane_states_00 WHERE lane_id = p_lane_id ORDER BY state_no DESC LIMIT 1);
 $branch$);
 
 -- The newest state of a lane over the given slots. Reliable under the lane's claim mutex only.
@@ -40,7 +39,7 @@ CREATE FUNCTION read_lane_state(p_slots smallint[], p_lane_id bigint) RETURNS la
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     -- Before the first claim: an exhausted window that has seen nothing.
-    v_newest lane_state := (0, NULL, 0, '1', 0, '1:1:', '1:1:', NULL, NULL);
+    v_newest lane_state := (0, NULL, '1', 0, '1:1:', '1:1:', NULL, NULL);
     v_state lane_state;
     v_slot smallint;
 BEGIN
@@ -57,15 +56,12 @@ BEGIN
     RETURN v_newest;
 END $$;
 
--- Writes a lane's next state into the current slot, which the caller has entered, under the lane's claim mutex. A state names its
--- window by number only where both lie in one slot, so that closing a slot never separates them.
+-- Writes a lane's next state into the current slot, which the caller has entered, under the lane's claim mutex.
 SELECT pg_temp.create_slot_function(16, $sig$
     write_lane_state(p_slot int, p_lane_id bigint, p_state lane_state) RETURNS boolean
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
-        INSERT INTO lane_states_00 (lane_id, state_no, window_no, at_xid, at_job_id, lo, hi, skipped_xids, skipped_job_ids)
-        SELECT p_lane_id, p_state.no + 1, CASE WHEN here THEN p_state.window_no ELSE p_state.no + 1 END, p_state.at_xid, p_state.at_job_id,
-               CASE WHEN NOT here THEN p_state.lo END, CASE WHEN NOT here THEN p_state.hi END, p_state.skipped_xids, p_state.skipped_job_ids
-          FROM (SELECT p_state.window_no > 0 AND p_state.slot = p_slot AS here OFFSET 0) window_is;
+        INSERT INTO lane_states_00 (lane_id, state_no, at_xid, at_job_id, lo, hi, skipped_xids, skipped_job_ids)
+        VALUES (p_lane_id, p_state.no + 1, p_state.at_xid, p_state.at_job_id, p_state.lo, p_state.hi, p_state.skipped_xids, p_state.skipped_job_ids);
         RETURN true;
 $branch$);
 
@@ -89,7 +85,7 @@ END $$;
 CREATE FUNCTION next_window(p_state lane_state) RETURNS lane_state
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN (p_state.no, NULL, 0, '0', 0, p_state.hi, window_end(), p_state.skipped_xids, p_state.skipped_job_ids)::lane_state;
+    RETURN (p_state.no, p_state.slot, '0', 0, p_state.hi, window_end(), p_state.skipped_xids, p_state.skipped_job_ids)::lane_state;
 END $$;
 
 -- What is left of a window.
@@ -121,15 +117,17 @@ BEGIN
 END $$;
 
 -- The first p_limit rows of the ranges in one slot (nested loops over ordered index scans keep the order); to be handed out only if
--- they are plain. Each aggregate costs more to set up than a row costs to fetch, so this has no more than that case needs.
+-- they are plain. Each aggregate costs more to set up than a row costs to fetch, so this has no more than that case needs. bytes is an
+-- upper bound here: the size of the arrays.
 SELECT pg_temp.create_slot_function(16, $sig$
     find_ready_rows(p_slot int, p_lane_id bigint, p_ranges xid_ranges, p_limit int) RETURNS ready_rows
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (
-            SELECT (count(*), array_agg(r.xid), array_agg(r.job_id), NULL, NULL, array_agg(r.max_attempts), array_agg(r.created_at), array_agg(r.kind), array_agg(r.args),
-                    array_agg(r.metadata), array_agg(r.traceparent), sum(r.size),
+            SELECT (coalesce(cardinality(array_agg(r.job_id)), 0), array_agg(r.xid), array_agg(r.job_id), NULL, NULL, array_agg(r.max_attempts), array_agg(r.created_at),
+                    array_agg(r.kind), array_agg(r.args), array_agg(r.metadata), array_agg(r.traceparent),
+                    pg_column_size(array_agg(r.args)) + pg_column_size(array_agg(r.metadata)),
                     coalesce(max(r.run_lease), 0) = 0 AND NOT EXISTS (SELECT FROM ready_tombstones_00 WHERE lane_id = p_lane_id), NULL)::ready_rows
-              FROM (SELECT e.*, octet_length(e.args::text) + coalesce(octet_length(e.metadata::text), 0) AS size
+              FROM (SELECT e.*
                       FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids, p_ranges.to_jobs) range(from_xid, from_job, to_xid, to_job)
                      CROSS JOIN LATERAL (SELECT * FROM ready_entries_00
                                           WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND (xid, job_id) < (range.to_xid, range.to_job)

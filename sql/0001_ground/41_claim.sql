@@ -2,7 +2,8 @@
 --
 -- The order of steps in claim_lane() is its correctness; isolation specs and a torture with pauses between them hold it down:
 --   1 the lane's claim mutex, 2 the open slots, 3 the lane's newest state, 4 the next window if this one is exhausted,
---   5 the open slots again (a row that hi sees may lie in a slot that was not there at step 2), 6 the rows.
+--   5 the open slots again if the ring pointer moved meanwhile (a row that hi sees may lie in a slot that was not there at step 2; its
+--     writer read the pointer, which follows the ledger, so with the pointer of before step 2 the ledger had every such slot), 6 the rows.
 -- The state is written in the claiming transaction, so a claim that rolls back changes nothing.
 -- Plans: force_generic_plan and no sequential or bitmap scans, so that a plan made on an empty child stays right when it fills; jit off,
 -- because a plan that has no other way than a scan it was told to avoid looks costly enough to be compiled, anew in every call.
@@ -11,8 +12,7 @@
 CREATE FUNCTION open_queue_slots() RETURNS smallint[]
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN (SELECT array_agg(s.slot ORDER BY s.generation)
-              FROM queue_ring_slots s WHERE NOT EXISTS (SELECT FROM queue_ring_closed c WHERE c.generation = s.generation));
+    RETURN ARRAY(SELECT s.slot FROM queue_ring_slots s WHERE NOT EXISTS (SELECT FROM queue_ring_closed c WHERE c.generation = s.generation) ORDER BY s.generation);
 END $$;
 
 SELECT pg_temp.create_slot_function(16, $sig$
@@ -154,6 +154,7 @@ CREATE FUNCTION claim_lane(p_instance bigint, p_nonce bigint, p_queue text, p_la
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_end claimed_batch;
+    v_pointer CONSTANT bigint := pg_sequence_last_value('queue_ring_pointer');
     v_open smallint[];
     v_state lane_state;
     v_ranges xid_ranges;
@@ -161,6 +162,7 @@ DECLARE
     v_all lane_pick;
     v_slots smallint[];
     v_read ready_rows[];
+    v_found int;
     v_taken int := 0;
     v_bytes bigint := 0;
     v_guarded boolean;              -- somebody is invalidating jobs of this lane
@@ -207,17 +209,19 @@ BEGIN
             v_state := next_window(v_state);
             v_fresh := true;
             -- step 5: the open slots again
-            v_open := open_queue_slots();
+            IF pg_sequence_last_value('queue_ring_pointer') <> v_pointer THEN
+                v_open := open_queue_slots();
+            END IF;
         END IF;
         -- step 6: the rows
         v_ranges := window_ranges(v_state);
         v_rows := CASE WHEN cardinality(v_open) = 1 AND NOT v_guarded THEN find_ready_rows(v_open[1], p_lane_id, v_ranges, p_limit - v_taken) END;
         IF v_rows.plain THEN
-            v_more := v_rows.n = p_limit - v_taken;
+            v_found := v_rows.n;
             IF v_rows.bytes > p_max_bytes - v_bytes THEN
                 v_rows := cut_ready_rows(v_rows, p_max_bytes - v_bytes, p_places + v_taken = 0);
-                v_more := true;
             END IF;
+            v_more := v_found = p_limit - v_taken OR v_rows.n < v_found;
             v_all := (NULL, v_more, v_rows.xids[v_rows.n], v_rows.job_ids[v_rows.n], NULL, NULL);
             IF v_rows.n > 0 THEN
                 v_claim_slot := enter_claim_slot();
@@ -298,12 +302,12 @@ DECLARE
     v_base bigint := lane_base(p_queue);
     v_lanes bigint[];
 BEGIN
-    SELECT array_agg(lane_id) INTO v_lanes FROM queue_lanes WHERE lane_id BETWEEN v_base AND v_base + 255 AND queue = p_queue;
+    v_lanes := ARRAY(SELECT lane_id FROM queue_lanes WHERE lane_id BETWEEN v_base AND v_base + 255 AND queue = p_queue);
     IF cardinality(v_lanes) > 1 THEN
         v_lanes := ARRAY(SELECT lane FROM (SELECT lane, lane_head(lane) AS head FROM (SELECT DISTINCT unnest(v_lanes) AS lane) known OFFSET 0) heads
                           ORDER BY greatest(1, lane_priority(lane) - floor(extract(epoch FROM clock_timestamp() - head) / 60)) NULLS LAST, head, lane);
     END IF;
-    RETURN coalesce(v_lanes, '{}');
+    RETURN v_lanes;
 END $$;
 
 -- Claims up to p_limit jobs, whose args and metadata sum up to at most p_max_bytes (one job at least), from p_queues in listed order.

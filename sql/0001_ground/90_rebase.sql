@@ -60,7 +60,7 @@ BEGIN
     EXECUTE 'TRUNCATE ' || (SELECT string_agg(format('%I.lane_states%s', current_schema(), to_char(slot, 'FM"_"00')), ', ') FROM generate_series(0, 15) slot);
     PERFORM pg_current_xact_id();
     v_end := window_end();
-    PERFORM write_lane_state((enter_queue_slot() & 15)::int, lane_id, (0, NULL, 0, pg_snapshot_xmax(v_end), -1, v_end, v_end, NULL, NULL)::lane_state) FROM rebase_lanes;
+    PERFORM write_lane_state((enter_queue_slot() & 15)::int, lane_id, (0, NULL, pg_snapshot_xmax(v_end), -1, v_end, v_end, NULL, NULL)::lane_state) FROM rebase_lanes;
     UPDATE deferred_jobs SET xid = pg_current_xact_id();
     DELETE FROM promotion_states;
     INSERT INTO promotion_states VALUES (0, '-infinity', 0, '1:1:', '{}');

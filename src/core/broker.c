@@ -55,11 +55,12 @@ static void on_poll(struct timer *timer, uint64_t now)
 
 static void wake(struct group *group)
 {
-    group->pause_us = group->broker->with.poll_min_us;
-    if (group->in_flight)
+    if (group->in_flight) {
         group->woken = true;
-    else
+    } else {
         group->next_us = 0;
+        group->polling = false;
+    }
     place(group);
 }
 
@@ -169,12 +170,15 @@ static void hand_back(struct broker *broker, const struct claimed_job *jobs, siz
                            (struct hand_back){.told = NULL});
 }
 
+/* Work that a poll found came without a wake-up, so more of its kind may follow: poll often. What a
+ * wake-up announced says nothing of the kind. */
 static void pause_empty(struct group *group, bool found_some)
 {
     struct broker *broker = group->broker;
 
-    if (found_some)
+    if (found_some && group->polling)
         group->pause_us = broker->with.poll_min_us;
+    group->polling = !group->woken;
     group->next_us = group->woken ? 0 : now_us(broker) + group->pause_us;
     group->pause_us *= 2;
     if (group->pause_us > broker->with.poll_max_us)
@@ -316,16 +320,6 @@ static struct group *find_group(struct broker *broker, const struct bytes *queue
     return group;
 }
 
-/* A group at rest calls at once, but not sooner than poll_min after it last found nothing: a client
- * that polls without waiting must not become a busy loop in Postgres. */
-static void rouse(struct group *group)
-{
-    uint64_t soon_us = now_us(group->broker) + group->broker->with.poll_min_us;
-
-    if (group->demand == 0 && group->failures == 0 && group->next_us > soon_us)
-        group->next_us = soon_us;
-}
-
 void broker_take(struct broker *broker, struct session *session, struct request *request)
 {
     struct group *group =
@@ -348,7 +342,6 @@ void broker_take(struct broker *broker, struct session *session, struct request 
     claim->request = request;
     claim->wanted = request->in.claim.jobs_max;
     claim->deadline.fire = on_deadline;
-    rouse(group);
     group_add_claim(group_seat(group, session), claim);
     timer_set(broker->with.timers, &claim->deadline,
               now_us(broker) + (uint64_t)request->in.claim.wait_ms * US_PER_MS);

@@ -35,7 +35,8 @@ struct group {
     uint64_t calls_ended;
     unsigned failures; /* in a row */
     bool in_flight;
-    bool woken; /* while in flight: what it did not see may be there now */
+    bool woken;   /* while in flight: what it did not see may be there now */
+    bool polling; /* its next call, or the one in flight, is made without news of any work */
     struct err last_err;
     struct bytes key; /* the names, each with its length: owned */
     size_t queue_count;

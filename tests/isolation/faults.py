@@ -4,14 +4,14 @@ import engine
 # name: (file, text, replacement); the text must be there exactly once.
 FAULTS = {
     "claim-without-mutex": ("41_claim.sql", "IF NOT pg_try_advisory_xact_lock(advisory_key('lane', p_lane_id)) THEN", "IF false THEN"),
-    "claim-without-second-listing": ("41_claim.sql", "            -- step 5: the open slots again\n            v_open := open_queue_slots();", "            -- step 5: the open slots again"),
+    "claim-without-second-listing": ("41_claim.sql", "            -- step 5: the open slots again\n            IF pg_sequence_last_value('queue_ring_pointer') <> v_pointer THEN", "            IF false THEN"),
     "window-without-own-xid": ("40_claim_walk.sql", "IF v_own IS NULL OR v_own >= pg_snapshot_xmax(v_now) THEN", "IF true THEN"),
     "window-forgets-late": ("40_claim_walk.sql", "v_late := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.lo) x WHERE", "v_late := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.lo) x WHERE false AND"),
     "window-ignores-running": ("40_claim_walk.sql", "v_running := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.hi) x WHERE", "v_running := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.hi) x WHERE false AND"),
     "position-behind": ("40_claim_walk.sql", "v_start_job bigint := p_state.at_job_id;", "v_start_job bigint := p_state.at_job_id - 1;"),
     "position-ahead": ("40_claim_walk.sql", "v_start_job bigint := p_state.at_job_id;", "v_start_job bigint := p_state.at_job_id + 1;"),
     "late-position-ahead": ("40_claim_walk.sql", "WHEN x = p_state.at_xid THEN p_state.at_job_id ELSE -1", "WHEN x = p_state.at_xid THEN p_state.at_job_id + 1 ELSE -1"),
-    "state-lags": ("40_claim_walk.sql", "p_state.no + 1, CASE WHEN here THEN p_state.window_no ELSE p_state.no + 1 END,", "p_state.no + CASE WHEN p_state.slot <> p_slot THEN 0 ELSE 1 END, CASE WHEN here THEN p_state.window_no ELSE p_state.no + CASE WHEN p_state.slot <> p_slot THEN 0 ELSE 1 END END,"),
+    "state-lags": ("40_claim_walk.sql", "p_state.no + 1, p_state.at_xid,", "p_state.no + CASE WHEN p_state.slot <> p_slot THEN 0 ELSE 1 END, p_state.at_xid,"),
     "carry-without-mutex": ("71_close.sql", "CONTINUE WHEN NOT pg_try_advisory_xact_lock(advisory_key('lane', v_lane));", ""),
     "close-hides-states": ("71_close.sql", "<> v_rows OR slot_holds_newest_state(v_sealed.slot);", "<> v_rows;"),
     "close-ignores-writers": ("71_close.sql", "RETURN pg_try_advisory_xact_lock(advisory_key('queue_slot', p_slot)) AND", "RETURN"),

@@ -87,11 +87,8 @@ BEGIN
     SELECT format('I7 job %s has %s bodies of run_lease %s', job_id, count(*), run_lease) FROM (SELECT job_id, run_lease FROM ready UNION ALL SELECT job_id, run_lease FROM deferred_jobs) b
      GROUP BY job_id, run_lease HAVING count(*) > 1
     UNION ALL
-    -- a lane's states: numbered once, and each with its window in the same slot
+    -- a lane's states: numbered once, the newest where a claim looks
     SELECT format('lane %s has state %s %s times', lane_id, state_no, count(*)) FROM lane_states GROUP BY lane_id, state_no HAVING count(*) > 1
-    UNION ALL
-    SELECT format('lane %s: state %s has lost its window', s.lane_id, s.state_no) FROM lane_states s
-     WHERE NOT EXISTS (SELECT FROM lane_states w WHERE w.ready_slot = s.ready_slot AND w.lane_id = s.lane_id AND w.state_no = s.window_no AND w.lo IS NOT NULL)
     UNION ALL
     SELECT format('lane %s: the newest state lies in closed slot %s', n.lane_id, s.slot)
       FROM queue_ring_closed c JOIN queue_ring_slots s USING (generation)

@@ -92,6 +92,35 @@ static void empty_is_polled_less_and_less_until_woken(void **state)
     world_end(world);
 }
 
+static void only_what_a_poll_finds_makes_polls_frequent(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle a = join(world, 1);
+
+    claim(world, a, 10, 512, 60000);
+    claim(world, a, 11, 512, 60000);
+    claim(world, a, 12, 512, 60000);
+    turn(world);
+    for (uint64_t pause_us = 5000; pause_us < 80000; pause_us *= 2) {
+        reply_claimed(world, 0, CLAIM_EMPTY);
+        wait_us(world, pause_us);
+    }
+    reply_claimed(world, 0, CLAIM_EMPTY); /* pauses 80 ms */
+    broker_wake(&world->core.broker, bytes_of_text("q"));
+    turn(world);
+    reply_claimed(world, 1, CLAIM_EMPTY); /* as announced; pauses 160 ms */
+    wait_us(world, 159999);
+    assert_null(call_of(world, DB_CLAIM));
+    wait_us(world, 1);
+    reply_claimed(world, 1, CLAIM_EMPTY); /* unannounced */
+    wait_us(world, 4999);
+    assert_null(call_of(world, DB_CLAIM));
+    wait_us(world, 1);
+    assert_non_null(call_of(world, DB_CLAIM));
+    world_end(world);
+}
+
 static void busy_comes_back_in_one_to_three_ms(void **state)
 {
     (void)state;
@@ -192,6 +221,7 @@ int main(void)
         cmocka_unit_test(jobs_are_dealt_by_session_then_by_age),
         cmocka_unit_test(who_got_nothing_is_first_the_next_time),
         cmocka_unit_test(empty_is_polled_less_and_less_until_woken),
+        cmocka_unit_test(only_what_a_poll_finds_makes_polls_frequent),
         cmocka_unit_test(busy_comes_back_in_one_to_three_ms),
         cmocka_unit_test(a_claim_ends_empty_after_its_wait_but_not_untried),
         cmocka_unit_test(jobs_nobody_waits_for_go_back),
