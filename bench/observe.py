@@ -10,6 +10,8 @@ import time
 FLOOR_CLIENTS = 32
 FLOOR_S = 3
 SYNC_WRITES = 500
+PACED_WRITES = 300
+PACE_S = 0.01
 BLOCK_BYTES = 8192
 # The calls that make up each stage, by the name of the function (design: the SQL the proxy calls).
 STAGES = {"enqueue": ("enqueue_batch", "reserve_job_ids"), "claim": ("claim",),
@@ -35,19 +37,34 @@ def floor_insert_tps(url):
     return float(re.search(r"^tps = ([\d.]+)", done.stdout, re.MULTILINE)[1])
 
 
-def fdatasync_ms(folder):
-    """Median of write + fdatasync of one block, in place, as a WAL file is written."""
+def sync_times_ms(folder, writes, pause_s):
+    """Each write + fdatasync of one block, in place, as a WAL file is written."""
     times_ms = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(bytes(BLOCK_BYTES * SYNC_WRITES))
+        file.write(bytes(BLOCK_BYTES * writes))
         os.fsync(file.fileno())
         file.seek(0)
-        for _ in range(SYNC_WRITES):
+        for _ in range(writes):
+            time.sleep(pause_s)
             start = time.perf_counter()
             file.write(b"x" * BLOCK_BYTES)
             os.fdatasync(file.fileno())
             times_ms.append((time.perf_counter() - start) * 1000)
-    return statistics.median(times_ms)
+    return times_ms
+
+
+def sync_floor(folder):
+    """What one sync costs: back to back, and with the machine at rest in between, as at low rates."""
+    paced = sync_times_ms(folder, PACED_WRITES, PACE_S)
+    return {"fdatasync_ms": round(statistics.median(sync_times_ms(folder, SYNC_WRITES, 0)), 3),
+            "paced_fdatasync_p50_ms": round(statistics.median(paced), 3),
+            "paced_fdatasync_p99_ms": round(statistics.quantiles(paced, n=100)[98], 3)}
+
+
+def stolen_s():
+    """Processor time that the hypervisor gave to others, of all processors, since boot."""
+    fields = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def scalar(cursor, query, *arguments):
@@ -66,6 +83,7 @@ class Meter:
         self.cursor.execute("CHECKPOINT")
         self.cursor.execute("SELECT pg_stat_statements_reset()")
         self.cpu_before = self.cpu_s()
+        self.stolen_before_s = stolen_s()
         self.lsn_before = scalar(self.cursor, "SELECT pg_current_wal_insert_lsn()")
 
     def stop(self, jobs):
@@ -73,6 +91,7 @@ class Meter:
                                "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)",
                                self.lsn_before))
         cpu_after = self.cpu_s()
+        stolen = stolen_s() - self.stolen_before_s
         stages = {stage: self.stage(names) for stage, names in STAGES.items()}
         split = {stage: found["wal_bytes"] / jobs for stage, found in stages.items()}
         split["other"] = wal_bytes / jobs - sum(split.values())
@@ -81,6 +100,7 @@ class Meter:
                 "sql": {stage: {"calls": found["calls"],
                                 "ms_per_call": round(found["ms"] / max(1, found["calls"]), 3)}
                         for stage, found in stages.items()},
+                "stolen_s": round(stolen, 2),
                 "cpu_s": {name: round(cpu_after[name] - self.cpu_before[name], 2)
                           for name in cpu_after}}
 
