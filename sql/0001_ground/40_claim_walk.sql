@@ -11,8 +11,9 @@
 -- A lane's state. no = 0: nothing was ever claimed. A window is exhausted once at_xid has reached hi's xmax.
 CREATE TYPE lane_state AS (no bigint, slot smallint, at_xid xid8, at_job_id bigint, lo pg_snapshot, hi pg_snapshot, skipped_xids xid8[], skipped_job_ids bigint[]);
 
--- Ranges of (xid, job_id), both ends exclusive, ascending.
-CREATE TYPE xid_ranges AS (from_xids xid8[], from_jobs bigint[], to_xids xid8[], to_jobs bigint[]);
+-- Ranges, ascending: (xid, job_id) > (from_xid, from_job) AND xid < to_xid. The end is a transaction id alone: an index scan goes on past
+-- a row comparison that fails in its second column, through all rows of that transaction.
+CREATE TYPE xid_ranges AS (from_xids xid8[], from_jobs bigint[], to_xids xid8[]);
 
 -- Ready rows of one slot, parallel arrays in walking order. plain: all of them are fresh jobs (no
 -- lease spent: run_leases and attempts are NULL, for all 1), and the lane has no tombstone in this slot.
@@ -81,11 +82,11 @@ BEGIN
               FROM (SELECT pg_snapshot_xip(v_now) AS x UNION SELECT v_own) running);
 END $$;
 
--- The window after an exhausted one.
+-- The window after an exhausted one. Whatever is older than lo's xmin was seen by lo, so the walk begins there.
 CREATE FUNCTION next_window(p_state lane_state) RETURNS lane_state
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    RETURN (p_state.no, p_state.slot, '0', 0, p_state.hi, window_end(), p_state.skipped_xids, p_state.skipped_job_ids)::lane_state;
+    RETURN (p_state.no, p_state.slot, pg_snapshot_xmin(p_state.hi), -1, p_state.hi, window_end(), p_state.skipped_xids, p_state.skipped_job_ids)::lane_state;
 END $$;
 
 -- What is left of a window.
@@ -101,7 +102,7 @@ DECLARE
 BEGIN
     IF p_state.at_xid >= pg_snapshot_xmax(p_state.lo) AND pg_snapshot_xmin(p_state.hi) = pg_snapshot_xmax(p_state.hi) THEN
         -- Nothing late, nothing running: one range, by far the most frequent case.
-        RETURN (ARRAY[v_start_xid], ARRAY[v_start_job], ARRAY[pg_snapshot_xmax(p_state.hi)], ARRAY[-1::bigint])::xid_ranges;
+        RETURN (ARRAY[v_start_xid], ARRAY[v_start_job], ARRAY[pg_snapshot_xmax(p_state.hi)])::xid_ranges;
     END IF;
     IF p_state.at_xid < pg_snapshot_xmax(p_state.lo) THEN
         v_late := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.lo) x WHERE x >= p_state.at_xid AND pg_visible_in_snapshot(x, p_state.hi) ORDER BY x);
@@ -112,8 +113,7 @@ BEGIN
     v_running := ARRAY(SELECT x FROM pg_snapshot_xip(p_state.hi) x WHERE x >= v_start_xid ORDER BY x);
     RETURN (v_late || v_start_xid || v_running,
             v_late_jobs || v_start_job || array_fill(v_last_job, ARRAY[cardinality(v_running)]),
-            v_late || v_running || pg_snapshot_xmax(p_state.hi),
-            array_fill(v_last_job, ARRAY[cardinality(v_late)]) || array_fill(-1::bigint, ARRAY[cardinality(v_running) + 1]))::xid_ranges;
+            ARRAY(SELECT (x::text::bigint + 1)::text::xid8 FROM unnest(v_late) x) || v_running || pg_snapshot_xmax(p_state.hi))::xid_ranges;
 END $$;
 
 -- The first p_limit rows of the ranges in one slot (nested loops over ordered index scans keep the order); to be handed out only if
@@ -128,9 +128,9 @@ SELECT pg_temp.create_slot_function(16, $sig$
                     pg_column_size(array_agg(r.args)) + pg_column_size(array_agg(r.metadata)),
                     coalesce(max(r.run_lease), 0) = 0 AND NOT EXISTS (SELECT FROM ready_tombstones_00 WHERE lane_id = p_lane_id), NULL)::ready_rows
               FROM (SELECT e.*
-                      FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids, p_ranges.to_jobs) range(from_xid, from_job, to_xid, to_job)
+                      FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids) range(from_xid, from_job, to_xid)
                      CROSS JOIN LATERAL (SELECT * FROM ready_entries_00
-                                          WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND (xid, job_id) < (range.to_xid, range.to_job)
+                                          WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND xid < range.to_xid
                                           ORDER BY xid, job_id LIMIT p_limit) e
                      LIMIT p_limit) r);
 $branch$);
@@ -142,9 +142,9 @@ SELECT pg_temp.create_slot_function(16, $sig$
         RETURN (
             WITH examined AS MATERIALIZED (
                 SELECT e.*
-                  FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids, p_ranges.to_jobs) range(from_xid, from_job, to_xid, to_job)
+                  FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids) range(from_xid, from_job, to_xid)
                  CROSS JOIN LATERAL (SELECT xid, job_id, octet_length(args::text) + coalesce(octet_length(metadata::text), 0) AS size FROM ready_entries_00
-                                      WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND (xid, job_id) < (range.to_xid, range.to_job)
+                                      WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND xid < range.to_xid
                                       ORDER BY xid, job_id LIMIT claim_examine_limit()) e
                  LIMIT CASE WHEN EXISTS (SELECT FROM ready_tombstones_00 WHERE lane_id = p_lane_id) THEN claim_examine_limit() ELSE p_limit END),
             live AS MATERIALIZED (

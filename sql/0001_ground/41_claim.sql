@@ -270,9 +270,9 @@ SELECT pg_temp.create_slot_function(16, $sig$
     first_available_at(p_slot int, p_lane_id bigint, p_ranges xid_ranges) RETURNS timestamptz
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (SELECT coalesce(e.available_at, e.created_at)
-                  FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids, p_ranges.to_jobs) range(from_xid, from_job, to_xid, to_job)
+                  FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids) range(from_xid, from_job, to_xid)
                  CROSS JOIN LATERAL (SELECT * FROM ready_entries_00
-                                      WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND (xid, job_id) < (range.to_xid, range.to_job)
+                                      WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND xid < range.to_xid
                                       ORDER BY xid, job_id LIMIT 1) e
                  LIMIT 1);
 $branch$);
