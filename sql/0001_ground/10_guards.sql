@@ -3,8 +3,8 @@
 -- Advisory keys are 64-bit hashes of (schema, space, number), so two schemas of
 -- one database never meet, and neither do two kinds of lock. All locks that the
 -- storage takes are transaction locks: one that outlives its transaction would
--- leak when a statement_timeout fires (the instance lock below is the exception:
--- its session is the thing it stands for).
+-- leak when a statement_timeout fires (the instance lock below and the leader's are
+-- the exceptions: their session is the thing they stand for).
 --
 -- Order in which any transaction takes them (a later one never before an earlier):
 --   lane claim mutex -> lane guard -> claim batch keys, ascending -> attempt and job keys -> rows.
@@ -19,7 +19,8 @@ CREATE TYPE key_space AS ENUM (
     'batch',         -- one claim batch
     'attempt',       -- one (job_id, run_lease)
     'maintenance',   -- one maintenance step at a time
-    'instance'       -- shared, session: this proxy lives
+    'instance',      -- shared, session: this proxy lives
+    'leader'         -- exclusive, session: this proxy leads
 );
 
 DO $do$
@@ -44,8 +45,8 @@ BEGIN
     END IF;
 END $$;
 
--- Marks the calling session as the living proxy instance p_instance, for as long as the session lasts. False when that number is
--- being taken over. Idempotent in effect: each call adds one hold, and all go with the session. Waits for nothing.
+-- Marks the calling session as the living proxy instance p_instance, for as long as the session lasts. False when somebody holds that
+-- key exclusively, which nothing in this schema does. Idempotent in effect: each call adds one hold, and all go with the session. Waits for nothing.
 CREATE FUNCTION instance_lock(p_instance bigint) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
     SELECT pg_try_advisory_lock_shared(advisory_key('instance', p_instance))

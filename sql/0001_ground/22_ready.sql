@@ -106,6 +106,27 @@ SELECT pg_temp.create_slot_function(16, $sig$
                   FROM ready_entries_00 WHERE job_id = p_job_id AND run_lease = p_run_lease);
 $branch$);
 
+-- The retained bodies of the attempts of one claim batch, in its order; NULL where they were pruned.
+CREATE TYPE job_bodies AS (
+    max_attempts smallint[], created_ats timestamptz[], kinds text[], args json[], metadata json[], traceparents text[], bytes bigint
+);
+SELECT pg_temp.create_slot_function(16, $sig$
+    read_job_bodies(p_slot int, p_job_ids bigint[], p_run_leases int[]) RETURNS job_bodies
+    LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET enable_bitmapscan = off $sig$, $branch$
+        RETURN (SELECT (array_agg(r.max_attempts ORDER BY u.i), array_agg(r.created_at ORDER BY u.i), array_agg(r.kind ORDER BY u.i), array_agg(r.args ORDER BY u.i),
+                        array_agg(r.metadata ORDER BY u.i), array_agg(r.traceparent ORDER BY u.i),
+                        sum(octet_length(r.args::text) + coalesce(octet_length(r.metadata::text), 0)))::job_bodies
+                  FROM unnest(p_job_ids, p_run_leases) WITH ORDINALITY u(job_id, run_lease, i)
+                  JOIN ready_entries_00 r ON r.job_id = u.job_id AND r.run_lease = coalesce(u.run_lease, 1) - 1);
+$branch$);
+
+-- Which of these jobs have, or had, a body in this slot.
+SELECT pg_temp.create_slot_function(16, $sig$
+    jobs_with_body(p_slot int, p_job_ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+        RETURN ARRAY(SELECT k.job_id FROM unnest(p_job_ids) k(job_id) CROSS JOIN LATERAL (SELECT FROM ready_entries_00 r WHERE r.job_id = k.job_id LIMIT 1) found);
+$branch$);
+
 -- Makes a job available again, at the end of its lane. The caller has entered the slot.
 SELECT pg_temp.create_slot_function(16, $sig$
     insert_returned(p_slot int, p_job_id bigint, p_run_lease int, p_attempt smallint, p_now timestamptz, p_body job_body) RETURNS void

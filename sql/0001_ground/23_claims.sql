@@ -80,3 +80,32 @@ SELECT pg_temp.create_slot_function(8, $sig$
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (SELECT outcome FROM lease_claim_closures_00 WHERE batch_id = p_batch_id AND idx = p_idx);
 $branch$);
+
+-- The batches that one claim wrote into a slot. No index leads to them: this reads the whole slot. (A batch's arrays may lie outside the row; only
+-- those of what is found are fetched.)
+CREATE TYPE found_batch AS (batch_id bigint, lane_id bigint, ready_slot smallint, job_ids bigint[], run_leases int[], attempts smallint[]);
+SELECT pg_temp.create_slot_function(8, $sig$
+    find_claim_batches(p_slot int, p_instance bigint, p_nonce bigint) RETURNS SETOF found_batch
+    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+        RETURN QUERY SELECT b.batch_id, b.lane_id, b.ready_slot, b.job_ids, b.run_leases, b.attempts
+                       FROM lease_claim_batches_00 b WHERE b.nonce = p_nonce AND b.instance = p_instance ORDER BY b.batch_id;
+$branch$);
+
+-- Looks at p_limit batches of a slot at most, from the newest below p_below down to the first above p_floor: how many that were, the
+-- last of them, and those which are not of an instance in p_quiet and have an attempt that has not ended, newest first. Ends of one batch
+-- never overlap, so counting them is enough.
+CREATE TYPE open_batches AS (examined int, last_batch bigint, batch_ids bigint[], instances bigint[]);
+SELECT pg_temp.create_slot_function(8, $sig$
+    find_open_batches(p_slot int, p_below bigint, p_floor bigint, p_limit int, p_quiet bigint[]) RETURNS open_batches
+    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+        RETURN (
+            WITH walked AS MATERIALIZED (
+                SELECT batch_id, instance, n FROM lease_claim_batches_00 WHERE batch_id < p_below AND batch_id > p_floor ORDER BY batch_id DESC LIMIT p_limit),
+            judged AS MATERIALIZED (
+                SELECT w.*, CASE WHEN w.instance <> ALL (p_quiet) THEN
+                                w.n > (SELECT coalesce(sum(c.n), 0) FROM lease_claim_closure_batches_00 c WHERE c.batch_id = w.batch_id)
+                                    + (SELECT count(*) FROM lease_claim_closures_00 o WHERE o.batch_id = w.batch_id) ELSE false END AS is_open
+                  FROM walked w)
+            SELECT (count(*), min(batch_id), array_agg(batch_id ORDER BY batch_id DESC) FILTER (WHERE is_open), array_agg(instance ORDER BY batch_id DESC) FILTER (WHERE is_open))::open_batches
+              FROM judged);
+$branch$);

@@ -58,6 +58,13 @@ SELECT pg_temp.create_slot_function(16, $sig$
         VALUES (p_job_id, p_run_lease, p_lane_id, p_attempted_at, p_finalized_at, p_state, p_attempt, p_kind, p_payload);
 $branch$);
 
+-- Which of these jobs have a terminal fact of their own in this slot.
+SELECT pg_temp.create_slot_function(16, $sig$
+    jobs_with_done_entry(p_slot int, p_job_ids bigint[]) RETURNS bigint[]
+    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+        RETURN ARRAY(SELECT k.job_id FROM unnest(p_job_ids) k(job_id) CROSS JOIN LATERAL (SELECT FROM done_entries_00 d WHERE d.job_id = k.job_id LIMIT 1) found);
+$branch$);
+
 -- Terminal jobs with their bodies. Read-only; scans, so for inspection and tools. The join always includes job_id.
 DO $do$
 BEGIN

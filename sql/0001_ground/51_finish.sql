@@ -5,6 +5,9 @@
 --   snooze  deferred, the attempt does not count
 --   fail, cancel   terminal now
 --   release available again at once, the attempt does not count
+--   worker lost  a retry, recorded as that error, and a crash: at the third in a row the job fails as "crashed"
+--   proxy lost   a retry, recorded as that error, that is no crash; only rescue ends an attempt so (0002_liveness)
+-- Crashes are in a row until an attempt ends by its worker's own word, with retry or snooze: a released or proxy-lost one says nothing.
 -- run_lease grows with every claim and never returns, so an old receipt can never end a newer attempt.
 
 CREATE FUNCTION max_delay_ms() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 30 * 86400000::bigint $$;
@@ -14,6 +17,9 @@ CREATE FUNCTION retry_backoff(p_attempt int) RETURNS interval
 LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
     SELECT least(make_interval(secs => 2 ^ least(p_attempt, 17) * (1 + random() * 0.25)), interval '24 hours')
 $$;
+
+-- So many crashes in a row make a job fail, whatever attempts it has left: it kills its workers.
+CREATE FUNCTION crash_limit() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 3 $$;
 
 -- A job's history with one more error; the newest 20 are kept.
 CREATE FUNCTION add_error(p_payload jsonb, p_attempt int, p_error text, p_now timestamptz) RETURNS jsonb
@@ -39,15 +45,27 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_body job_body := read_job_body(p_batch.ready_slot, p_job_id, p_run_lease - 1);
     v_snoozes int := coalesce((v_body.payload ->> 'snoozes')::int, 0);
+    v_error text := CASE p_outcome WHEN 7 THEN 'worker lost' WHEN 8 THEN 'proxy lost' ELSE p_error END;
+    v_to_retry boolean := p_outcome IN (2, 7, 8);
+    v_crashes int := 0;             -- in a row, this one included
 BEGIN
-    IF p_outcome IN (2, 4) OR p_outcome = 5 AND p_error IS NOT NULL THEN
-        v_body.payload := add_error(v_body.payload, p_attempt, coalesce(p_error, ''), v_now);
+    IF v_to_retry OR p_outcome = 4 OR p_outcome = 5 AND v_error IS NOT NULL THEN
+        v_body.payload := add_error(v_body.payload, p_attempt, coalesce(v_error, ''), v_now);
     END IF;
-    IF p_outcome = 4 OR p_outcome = 2 AND p_attempt >= v_body.max_attempts THEN
+    IF p_outcome = 7 THEN
+        v_crashes := coalesce((v_body.payload ->> 'crashes')::int, 0) + 1;
+        v_body.payload := v_body.payload || jsonb_build_object('crashes', v_crashes);
+        IF v_crashes >= crash_limit() THEN
+            v_body.payload := add_error(v_body.payload, p_attempt, 'crashed', v_now);
+        END IF;
+    ELSIF p_outcome IN (2, 3) THEN
+        v_body.payload := v_body.payload - 'crashes';
+    END IF;
+    IF p_outcome = 4 OR v_to_retry AND p_attempt >= v_body.max_attempts OR v_crashes >= crash_limit() THEN
         PERFORM insert_done_entry(p_batch.ready_slot, p_job_id, p_run_lease, p_batch.lane_id, p_batch.claimed_at, v_now, 'failed', p_attempt, v_body.kind, v_body.payload);
     ELSIF p_outcome = 5 THEN
         PERFORM insert_done_entry(p_batch.ready_slot, p_job_id, p_run_lease, p_batch.lane_id, p_batch.claimed_at, v_now, 'cancelled', p_attempt, v_body.kind, v_body.payload);
-    ELSIF p_outcome = 2 THEN
+    ELSIF v_to_retry THEN
         PERFORM insert_deferred(p_job_id, v_now + CASE WHEN p_delay_ms > 0 THEN make_interval(secs => p_delay_ms / 1000.0) ELSE retry_backoff(p_attempt) END,
                                 'retryable', p_run_lease, p_attempt, v_body);
     ELSIF p_outcome = 3 THEN
@@ -58,11 +76,12 @@ BEGIN
         PERFORM insert_deferred(p_job_id, v_now + make_interval(secs => p_delay_ms / 1000.0), 'scheduled', p_run_lease, (p_attempt - 1)::smallint, v_body);
     ELSE
         PERFORM insert_returned((enter_queue_slot() & 15)::int, p_job_id, p_run_lease, (p_attempt - 1)::smallint, v_now, v_body);
+        PERFORM wake_lanes(ARRAY[p_batch.lane_id]);
     END IF;
     RETURN true;
 END $$;
 
--- Ends one attempt; statuses as in complete_batch.
+-- Ends one attempt; statuses as in complete_batch, outcomes as in finish_items, and 8 proxy lost.
 CREATE FUNCTION finish_item(p_claim_slot smallint, p_batch_id bigint, p_nonce bigint, p_index smallint, p_job_id bigint, p_run_lease int,
                             p_outcome smallint, p_delay_ms bigint, p_error text) RETURNS smallint
 LANGUAGE plpgsql VOLATILE AS $$
@@ -73,7 +92,7 @@ DECLARE
 BEGIN
     IF NOT is_claim_slot(p_claim_slot) THEN
         RETURN 4;
-    ELSIF (p_outcome BETWEEN 1 AND 6) IS NOT TRUE OR v_delay_ms NOT BETWEEN (p_outcome = 3)::int AND max_delay_ms() OR octet_length(p_error) > 4096 THEN
+    ELSIF (p_outcome BETWEEN 1 AND 8) IS NOT TRUE OR v_delay_ms NOT BETWEEN (p_outcome = 3)::int AND max_delay_ms() OR octet_length(p_error) > 4096 THEN
         RETURN 5;
     END IF;
     IF NOT (pg_try_advisory_xact_lock_shared(advisory_key('claim_slot', p_claim_slot)) AND pg_try_advisory_xact_lock_shared(advisory_key('batch', p_batch_id))
@@ -100,10 +119,10 @@ BEGIN
     RETURN 1;
 END $$;
 
--- Ends attempts, each with its own outcome: 1 complete, 2 retry, 3 snooze, 4 fail, 5 cancel, 6 release. Parallel arrays, one element an
--- item; delays 0 or NULL mean the policy (snooze needs one); the 65th item and later ones come back BUSY. Returns statuses in order.
+-- Ends attempts, each with its own outcome: 1 complete, 2 retry, 3 snooze, 4 fail, 5 cancel, 6 release, 7 worker lost (its error is that,
+-- whatever p_errors says). Parallel arrays, one element an item; delays 0 or NULL mean the policy (snooze needs one); the 65th item and later ones come back BUSY. Returns statuses in order.
 -- Locks: per item the claim slot and the batch (shared), the attempt (exclusive), until commit; release also the current queue slot
--- (shared). All tried: waits for nobody. Idempotent: the same outcome again answers ALREADY_DONE, another one STALE.
+-- (shared), and it notifies. All tried: waits for nobody; a commit with a release waits for other commits that notify (26_wake.sql). Idempotent: the same outcome again answers ALREADY_DONE, another one STALE.
 CREATE FUNCTION finish_items(p_claim_slots smallint[], p_batch_ids bigint[], p_nonces bigint[], p_indexes smallint[], p_job_ids bigint[], p_run_leases int[],
                              p_outcomes smallint[], p_delays_ms bigint[], p_errors text[]) RETURNS smallint[]
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
@@ -113,6 +132,7 @@ BEGIN
     PERFORM require_read_committed('finish_items');
     FOR i IN 1 .. coalesce(cardinality(p_batch_ids), 0) LOOP
         v_statuses := v_statuses || CASE WHEN i > max_batch_keys() THEN 7::smallint
+            WHEN p_outcomes[i] > 7 THEN 5::smallint
             ELSE finish_item(p_claim_slots[i], p_batch_ids[i], p_nonces[i], p_indexes[i], p_job_ids[i], p_run_leases[i], p_outcomes[i], p_delays_ms[i], p_errors[i]) END;
     END LOOP;
     RETURN v_statuses;

@@ -5,15 +5,17 @@
 -- running at the last pass's snapshot and have ended, and those that began after it. A due row that somebody holds locked is
 -- stepped over and remembered; while more than 64 are, the position stays, and a pass walks again over what was moved since.
 
--- Moves the given deferred jobs, whose rows the caller has locked, into the current slot (which it has entered).
+-- Moves the given deferred jobs, whose rows the caller has locked, into the current slot (which it has entered); the lane of each.
 SELECT pg_temp.create_slot_function(16, $sig$
-    move_deferred(p_slot int, p_now timestamptz, p_job_ids bigint[], OUT o_moved int)
+    move_deferred(p_slot int, p_now timestamptz, p_job_ids bigint[], OUT o_lane_ids bigint[])
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         WITH gone AS (
-            DELETE FROM deferred_jobs d USING unnest(p_job_ids) k(job_id) WHERE d.job_id = k.job_id RETURNING d.*)
-        INSERT INTO ready_entries_00 (lane_id, xid, job_id, created_at, run_lease, attempt, max_attempts, kind, args, available_at, metadata, payload, traceparent, ordering_key)
-        SELECT lane_id, pg_current_xact_id(), job_id, created_at, run_lease, attempt, max_attempts, kind, args, p_now, metadata, payload, traceparent, ordering_key FROM gone;
-        GET DIAGNOSTICS o_moved = ROW_COUNT;
+            DELETE FROM deferred_jobs d USING unnest(p_job_ids) k(job_id) WHERE d.job_id = k.job_id RETURNING d.*),
+        moved AS (
+            INSERT INTO ready_entries_00 (lane_id, xid, job_id, created_at, run_lease, attempt, max_attempts, kind, args, available_at, metadata, payload, traceparent, ordering_key)
+            SELECT lane_id, pg_current_xact_id(), job_id, created_at, run_lease, attempt, max_attempts, kind, args, p_now, metadata, payload, traceparent, ordering_key FROM gone
+            RETURNING lane_id)
+        SELECT array_agg(lane_id) INTO o_lane_ids FROM moved;
 $branch$);
 
 -- Due jobs behind the last pass's position: those it stepped over, and those that became visible since. STABLE so that it is inlined
@@ -33,7 +35,8 @@ $$;
 
 -- Moves up to p_limit due jobs into their lanes and returns how many; call again at once while it returns p_limit.
 -- Locks: the maintenance key of promotion (tried: another promoter makes it return 0), the current queue slot (shared, tried), rows it
--- moves (skipped when locked). Waits for nobody. Idempotent: a job is moved by deleting its row, and a crash undoes both halves.
+-- moves (skipped when locked). Waits for nobody, except at its commit for other commits that notify (26_wake.sql). Idempotent: a job is moved by
+-- deleting its row, and a crash undoes both halves.
 CREATE FUNCTION promote_due(p_limit int) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
@@ -43,6 +46,7 @@ DECLARE
     v_behind bigint[];
     v_due bigint[];
     v_last_due timestamptz;
+    v_lanes bigint[];
     v_moved int := 0;
 BEGIN
     PERFORM require_read_committed('promote_due');
@@ -58,7 +62,9 @@ BEGIN
              WHERE (due_at, job_id) > (v_last.due_at, v_last.job_id) AND due_at <= v_now AND pg_visible_in_snapshot(xid, v_next.seen)
              ORDER BY due_at, job_id LIMIT p_limit - cardinality(v_behind) FOR UPDATE SKIP LOCKED) d;
     IF cardinality(v_behind) > 0 OR v_due IS NOT NULL THEN
-        v_moved := move_deferred((enter_queue_slot() & 15)::int, v_now, v_behind || v_due);
+        v_lanes := move_deferred((enter_queue_slot() & 15)::int, v_now, v_behind || v_due);
+        v_moved := coalesce(cardinality(v_lanes), 0);
+        PERFORM wake_lanes(v_lanes);
     ELSIF NOT EXISTS (SELECT FROM deferred_jobs WHERE xid >= pg_snapshot_xmax(v_last.seen)) THEN
         RETURN 0;   -- nothing new: an idle database writes nothing
     END IF;

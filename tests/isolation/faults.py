@@ -24,6 +24,11 @@ FAULTS = {
     "prune-forgets-to-fold": ("72_prune.sql", "PERFORM fold_terminal_counts(p_slot);", ""),
     "promotion-forgets-late": ("60_promote.sql", "WHERE pg_visible_in_snapshot(late.xid, p_seen)", "WHERE false"),
     "promotion-without-key": ("60_promote.sql", "IF NOT pg_try_advisory_xact_lock(advisory_key('maintenance', 1)) THEN", "IF false THEN"),
+    "rescue-without-key": ("42_rescue.sql", "ELSIF NOT pg_try_advisory_xact_lock(advisory_key('maintenance', 6)) THEN", "ELSIF false THEN"),
+    "rescue-looks-into-prune": ("42_rescue.sql", "IF NOT pg_try_advisory_xact_lock_shared(advisory_key('claim_slot', v_slot.slot)) THEN", "IF false THEN"),
+    "rescue-takes-the-living": ("42_rescue.sql", "WHERE missing_since <= clock_timestamp() - p_missing_ms * interval '1 ms');\n    SELECT", ");\n    SELECT"),
+    "result-looks-into-prune": ("20_claim_result.sql", "IF NOT pg_try_advisory_xact_lock_shared(advisory_key('claim_slot', v_slot)) THEN", "IF false THEN"),
+    "key-forgets-its-jobs": ("30_idempotency.sql", "RETURN v_job_ids;", "RETURN NULL;"),
     "counts-are-stable": ("80_counts.sql", "LANGUAGE plpgsql VOLATILE", "LANGUAGE plpgsql STABLE"),
     "any-isolation-level": ("10_guards.sql", "IF current_setting('transaction_isolation') NOT IN", "IF false AND current_setting('transaction_isolation') NOT IN"),
 }

@@ -16,6 +16,7 @@ DECLARE
 BEGIN
     EXECUTE coalesce('TRUNCATE ' || v_filled, 'SELECT 1');
     DELETE FROM queue_lanes; DELETE FROM queue_terminal_rollups; DELETE FROM deferred_jobs; DELETE FROM promotion_states; DELETE FROM iso.jobs; DELETE FROM iso.held;
+    DELETE FROM runtime_instances; DELETE FROM idempotency_keys; UPDATE rescue_states SET newest = 0, lowest = 0, generation = NULL, seen_open = '{}';
     DELETE FROM queue_ring_slots; DELETE FROM queue_ring_sealed; DELETE FROM queue_ring_closed; DELETE FROM claim_ring_slots;
     INSERT INTO queue_ring_slots (generation, slot) VALUES (1, 0);
     INSERT INTO claim_ring_slots (generation, slot) VALUES (1, 0);
@@ -87,7 +88,7 @@ LANGUAGE sql AS $$
     answer AS MATERIALIZED (
         SELECT array_agg(label ORDER BY label) AS labels, finish_items(array_agg(claim_slot ORDER BY label), array_agg(batch_id ORDER BY label), array_agg(nonce ORDER BY label),
                    array_agg(idx ORDER BY label), array_agg(job_id ORDER BY label), array_agg(run_lease ORDER BY label),
-                   array_agg(array_position('{complete,retry,snooze,fail,cancel,release}', p_outcome)::smallint), array_agg(3600000::bigint), array_agg('e'::text)) AS statuses
+                   array_agg(array_position('{complete,retry,snooze,fail,cancel,release,worker lost}', p_outcome)::smallint), array_agg(3600000::bigint), array_agg('e'::text)) AS statuses
           FROM item)
     SELECT string_agg(u.label || ' ' || iso.status_word(u.status), ', ' ORDER BY u.label) FROM answer, unnest(answer.labels, answer.statuses) u(label, status)
 $$;
@@ -109,6 +110,30 @@ CREATE FUNCTION iso.carry() RETURNS text LANGUAGE sql AS $$ SELECT 'carried ' ||
 CREATE FUNCTION iso.close() RETURNS text LANGUAGE sql AS $$ SELECT 'closed ' || close_slots() $$;
 CREATE FUNCTION iso.prune() RETURNS text LANGUAGE sql AS $$ SELECT 'pruned ' || prune_slots(0, 0) $$;
 CREATE FUNCTION iso.promote() RETURNS text LANGUAGE sql AS $$ SELECT 'promoted ' || promote_due(100) $$;
+
+-- The proxy of all claims is gone, long since; and the leader's step that ends what it held.
+CREATE FUNCTION iso.lose_proxy() RETURNS void LANGUAGE sql AS $$ INSERT INTO runtime_instances (instance, missing_since) VALUES (1, clock_timestamp() - interval '1 hour') $$;
+CREATE FUNCTION iso.rescue() RETURNS text LANGUAGE sql AS $$ SELECT 'rescued ' || rescue_instances(100, 30000) $$;
+
+-- What the newest claim handed out, by its nonce; "nothing" if it did not commit.
+CREATE FUNCTION iso.claim_result() RETURNS text LANGUAGE sql AS $$
+    SELECT coalesce(string_agg(CASE r.status WHEN 7 THEN 'BUSY' ELSE u.args ->> 'label' END, ' ' ORDER BY r.batch_id, u.i), 'nothing')
+      FROM claim_result(1, (SELECT last_value FROM iso.nonces)) r LEFT JOIN LATERAL unnest(r.args) WITH ORDINALITY u(args, i) ON true
+$$;
+
+-- The use of an idempotency key for two jobs of its own label: enqueues them if the key is new, else says whose jobs it stands for.
+CREATE FUNCTION iso.enqueue_once(p_key text, p_label text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids bigint[] := ARRAY(SELECT nextval('job_id_seq') FROM generate_series(1, 2));
+    v_known bigint[] := claim_idempotency_key(p_key, v_ids);
+BEGIN
+    IF v_known IS NOT NULL THEN
+        RETURN 'known: ' || (SELECT string_agg(label, ' ' ORDER BY label) FROM iso.jobs WHERE job_id = ANY (v_known));
+    END IF;
+    PERFORM enqueue_batch('{q}', '{1,1}', v_ids, '{2,2}', '{k,k}', ARRAY(SELECT json_build_object('label', p_label || i)::text FROM generate_series(1, 2) i), '{25,25}', NULL, NULL, NULL, NULL);
+    INSERT INTO iso.jobs SELECT id, p_label || i FROM unnest(v_ids) WITH ORDINALITY u(id, i);
+    RETURN 'new: ' || p_label;
+END $$;
 
 -- Every deferred job is due now.
 CREATE FUNCTION iso.time_passes() RETURNS void LANGUAGE sql AS $$ UPDATE deferred_jobs SET due_at = clock_timestamp() $$;

@@ -15,9 +15,10 @@ STEPS = {
     "sync": "SELECT iso.sync();",
     "close": "SELECT iso.close(); SELECT iso.carry(); SELECT iso.close();",
     "prune": "SELECT iso.prune();",
+    "rescue": "SELECT iso.rescue();",
 }
 # The scene a step needs beside the common one.
-PREPARE = {"sync": "SELECT iso.rotate();"}
+PREPARE = {"sync": "SELECT iso.rotate();", "rescue": "SELECT iso.lose_proxy();"}
 
 MUST_HOLD = {
     ("enqueue", "enqueue"): "Two producers in one lane: neither waits, each keeps its own order.",
@@ -62,6 +63,16 @@ MUST_HOLD = {
     ("close", "close"): "Two leaders: facts are appended once.",
     ("close", "prune"): "Only what is committed as closed is pruned.",
     ("prune", "prune"): "Two leaders: what ended is counted once.",
+    ("enqueue", "rescue"): "They touch nothing in common.",
+    ("claim", "rescue"): "An open claim is no attempt yet; once it is committed, it is found.",
+    ("complete", "rescue"): "One attempt, its outcome and its rescue: one wins; the other is STALE, or finds nothing open.",
+    ("retry", "rescue"): "One attempt, two retries: one counts.",
+    ("promote", "rescue"): "A rescued job is promoted by a later promotion.",
+    ("rotate", "rescue"): "A rescued job leaves the ring, whatever slot is current.",
+    ("sync", "rescue"): "A rescued job leaves the ring, whatever slot is current.",
+    ("close", "rescue"): "An attempt may be rescued in a slot that is being closed.",
+    ("prune", "rescue"): "A slot with an attempt that has not ended is not pruned; what is being pruned has nothing to rescue.",
+    ("rescue", "rescue"): "Two leaders: an attempt is rescued once.",
 }
 ORDERS = [
     "a ac b bc", "b bc a ac",

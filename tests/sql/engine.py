@@ -16,7 +16,7 @@ from postgres import connected
 
 DONE, ALREADY_DONE, STALE, NOT_FOUND, INVALID, BUSY = 1, 2, 3, 4, 5, 7
 BATCH, EMPTY = 1, 2
-COMPLETE, RETRY, SNOOZE, FAIL, CANCEL, RELEASE = 1, 2, 3, 4, 5, 6
+COMPLETE, RETRY, SNOOZE, FAIL, CANCEL, RELEASE, WORKER_LOST, PROXY_LOST = 1, 2, 3, 4, 5, 6, 7, 8
 QUEUE_SLOTS, CLAIM_SLOTS = 16, 8
 DAY_MS = 86_400_000
 WAIT_S = 20
@@ -168,14 +168,14 @@ class Session:
 
     # --- working
 
-    def claim(self, limit=512, queues=None, max_bytes=1 << 30, instance=1):
-        nonce = secrets.randbits(63)
+    CLAIMED = ("SELECT status, queue, priority, claim_slot, batch_id, job_ids, run_leases, attempts,"
+               " max_attempts, created_ats, kinds, args::text[], metadata::text[], traceparents, places,"
+               " bytes FROM ")
+
+    @staticmethod
+    def decode_claim(rows, nonce):
         jobs, end, batches, earlier = [], None, [], 0
-        for row in self.rows(
-                "SELECT status, queue, priority, claim_slot, batch_id, job_ids, run_leases, attempts,"
-                " max_attempts, created_ats, kinds, args::text[], metadata::text[], traceparents, places,"
-                " bytes FROM awa.claim(%s, %s, %s::text[], %s, %s)",
-                (instance, nonce, list(queues or [self.queue]), limit, max_bytes)):
+        for row in rows:
             assert end is None, "a row after the closing one"
             (status, queue, priority, claim_slot, batch_id, job_ids, run_leases, attempts, max_attempts,
              created_ats, kinds, args, metadata, traceparents, places, size) = row
@@ -192,10 +192,19 @@ class Session:
                          zip(places, job_ids, run_leases, attempts, max_attempts, created_ats, kinds, args,
                              metadata or nothing, traceparents or nothing, strict=True), 1)]
             earlier += count
-        assert (end is None) == (len(jobs) == limit)
         claim = Claim(jobs, end, batches)
         assert [job.place for job in claim] == list(range(1, len(jobs) + 1))
         return claim
+
+    def claim(self, limit=512, queues=None, max_bytes=1 << 30, instance=1, nonce=None):
+        nonce = secrets.randbits(63) if nonce is None else nonce
+        claim = self.decode_claim(self.rows(self.CLAIMED + "awa.claim(%s, %s, %s::text[], %s, %s)",
+                                            (instance, nonce, list(queues or [self.queue]), limit, max_bytes)), nonce)
+        assert (claim.end is None) == (len(claim) == limit)
+        return claim
+
+    def claim_result(self, nonce, instance=1):
+        return self.decode_claim(self.rows(self.CLAIMED + "awa.claim_result(%s, %s)", (instance, nonce)), nonce)
 
     @staticmethod
     def complete_arguments(jobs):
@@ -236,6 +245,9 @@ class Session:
             done += claimed.ids
         assert claimed.end == EMPTY
         return done
+
+    def rescue(self, limit=1000, missing_ms=0):
+        return self.value("SELECT awa.rescue_instances(%s, %s)", (limit, missing_ms))
 
     def cancel(self, job_ids):
         return dict(self.rows("SELECT job_id, status FROM awa.cancel_jobs(%s::bigint[])", (list(job_ids),)))

@@ -6,11 +6,12 @@ import psycopg2
 import pytest
 
 from engine import (ALREADY_DONE, BUSY, CANCEL, COMPLETE, DAY_MS, DONE, FAIL, INVALID, NOT_FOUND, RELEASE, RETRY, SNOOZE,
-                    STALE, Item)
+                    STALE, WORKER_LOST, Item)
 
-ENDINGS = {"complete": COMPLETE, "retry": RETRY, "snooze": SNOOZE, "fail": FAIL, "cancel": CANCEL, "release": RELEASE}
+ENDINGS = {"complete": COMPLETE, "retry": RETRY, "snooze": SNOOZE, "fail": FAIL, "cancel": CANCEL, "release": RELEASE,
+           "worker lost": WORKER_LOST}
 STATE_AFTER = {COMPLETE: "completed", RETRY: "retryable", SNOOZE: "scheduled", FAIL: "failed", CANCEL: "cancelled",
-               RELEASE: "available"}
+               RELEASE: "available", WORKER_LOST: "retryable"}
 
 
 def altered(job, **fields):
@@ -125,7 +126,7 @@ def test_trap_10_completed_in_bulk_then_finished(queue_db):
     queue_db.enqueue()
     claim = queue_db.claim()
     assert queue_db.complete(claim) == [DONE]
-    assert [end(queue_db, claim, outcome)[0] for outcome in ENDINGS.values()] == [ALREADY_DONE, *[STALE] * 5]
+    assert [end(queue_db, claim, outcome)[0] for outcome in ENDINGS.values()] == [ALREADY_DONE, *[STALE] * 6]
     assert queue_db.counts() == {"completed": 1}
 
 
@@ -146,7 +147,7 @@ def test_trap_10_same_receipt_twice_in_one_flush_closes_once(queue_db):
     assert queue_db.counts() == {"retryable": 2}
 
 
-@pytest.mark.parametrize("between", ["retry", "snooze", "release"])
+@pytest.mark.parametrize("between", ["retry", "snooze", "release", "worker lost"])
 def test_trap_10_old_receipt_cannot_end_a_newer_attempt(db, between):
     db.enqueue()
     old = db.claim()
@@ -344,7 +345,7 @@ def test_snooze_cap(db, snoozes, status):
         assert db.complete(claim) == [DONE], "the attempt is still its owner's"
 
 
-@pytest.mark.parametrize("outcome", [0, 7, -1, None])
+@pytest.mark.parametrize("outcome", [0, 8, 9, -1, None])
 def test_unknown_outcome_is_invalid(queue_db, outcome):
     queue_db.enqueue()
     claim = queue_db.claim()
@@ -414,6 +415,7 @@ def test_trap_16_no_lock_outlives_a_statement_timeout(db):
              worker.cursor.mogrify(worker.COMPLETE, worker.complete_arguments(claim)).decode(),
              "SELECT awa.promote_due(10)", "SELECT awa.rotate_rings(0, 0)", "SELECT awa.sync_ring_pointers()",
              "SELECT awa.carry_lanes(10)", "SELECT awa.close_slots()", "SELECT awa.prune_slots(0, 0)",
+             "SELECT awa.claim_result(1, 2)", "SELECT awa.jobs_exist('{1}')", "SELECT awa.claim_idempotency_key('k', '{1}')",
              "SELECT awa.enqueue('q', 'k')", "SELECT * FROM awa.reserve_job_ids(3)", "SELECT * FROM awa.queue_counts_exact('q')"]
     worker.rows("SET statement_timeout = '300ms'")
     for call in calls:
@@ -464,6 +466,11 @@ NEEDS_READ_COMMITTED = {
     "close_slots": "SELECT awa.close_slots()",
     "prune_slots": "SELECT awa.prune_slots(0, 0)",
     "queue_counts_exact": "SELECT * FROM awa.queue_counts_exact('q')",
+    "claim_result": "SELECT * FROM awa.claim_result(1, 2)",
+    "jobs_exist": "SELECT awa.jobs_exist('{1}')",
+    "claim_idempotency_key": "SELECT awa.claim_idempotency_key('k', '{1}')",
+    "purge_idempotency_keys": "SELECT awa.purge_idempotency_keys(1)",
+    "rescue_instances": "SELECT awa.rescue_instances(1, 0)",
 }
 
 

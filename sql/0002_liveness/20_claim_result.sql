@@ -1,0 +1,47 @@
+-- The answer to a claim that was lost on its way.
+--
+-- The proxy put a nonce into the claim, so whether it committed is a matter of record. Asked only once the backend that ran it is gone
+-- (10_backends.sql): until then "no row" proves nothing.
+
+-- What the claim of p_instance with p_nonce handed out: its batches as claim() returns them, with all their jobs, also those that have ended since; the
+-- caller finds that out when it finishes them. places are not stored: NULL. No row: that claim did not commit, or everything it took has
+-- ended so long ago that the bodies were pruned. A single row of status 7: a claim slot was in the middle of being pruned; ask again in
+-- some milliseconds.
+-- Cost: no index leads to a nonce, so it reads the batches of every claim slot that was not pruned: about a millisecond for each ten thousand of them
+-- in memory. It answers a lost connection, so it is rare.
+-- Locks: claim slots (shared, tried) until commit. Waits for a prune of the queue slot that holds the bodies, which can only be if all of them ended
+-- long ago. Idempotent: reads only.
+CREATE FUNCTION claim_result(p_instance bigint, p_nonce bigint) RETURNS SETOF claimed_batch
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET jit = off AS $$
+DECLARE
+    v_busy claimed_batch;
+    v_slots smallint[] := '{}';     -- of each found batch, its claim slot
+    v_found found_batch[] := '{}';
+    v_slot smallint;
+    v_mine found_batch[];
+    v_bodies job_bodies;
+    v_n int;
+BEGIN
+    PERFORM require_read_committed('claim_result');
+    FOR v_slot IN SELECT slot FROM claim_ring_slots ORDER BY generation LOOP
+        IF NOT pg_try_advisory_xact_lock_shared(advisory_key('claim_slot', v_slot)) THEN
+            v_busy.status := 7;
+            RETURN NEXT v_busy;
+            RETURN;
+        END IF;
+        v_mine := ARRAY(SELECT b::found_batch FROM find_claim_batches(v_slot, p_instance, p_nonce) b);
+        v_found := v_found || v_mine;
+        v_slots := v_slots || array_fill(v_slot, ARRAY[cardinality(v_mine)]);
+    END LOOP;
+    FOR i IN 1 .. cardinality(v_found) LOOP
+        v_n := cardinality(v_found[i].job_ids);
+        v_bodies := read_job_bodies(v_found[i].ready_slot, v_found[i].job_ids, v_found[i].run_leases);
+        CONTINUE WHEN v_bodies.kinds IS NULL;
+        IF cardinality(v_bodies.kinds) <> v_n THEN
+            RAISE EXCEPTION 'claim batch % has % jobs and % bodies', v_found[i].batch_id, v_n, cardinality(v_bodies.kinds) USING ERRCODE = 'data_corrupted';
+        END IF;
+        RETURN NEXT (1::smallint, lane_queue(v_found[i].lane_id), lane_priority(v_found[i].lane_id), v_slots[i], v_found[i].batch_id, v_found[i].job_ids,
+                     coalesce(v_found[i].run_leases, array_fill(1, ARRAY[v_n])), coalesce(v_found[i].attempts, array_fill(1::smallint, ARRAY[v_n])), v_bodies.max_attempts,
+                     v_bodies.created_ats, v_bodies.kinds, v_bodies.args, v_bodies.metadata, v_bodies.traceparents, NULL, v_bodies.bytes)::claimed_batch;
+    END LOOP;
+END $$;
