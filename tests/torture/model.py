@@ -5,6 +5,8 @@ import dataclasses
 from workers import ALREADY_DONE, DONE, INVALID, NOT_FOUND, STALE
 
 MAX_REPORTED = 20
+CRASH_LIMIT = 3
+TO_RETRY = ("retry", "worker lost", "proxy lost")  # failed attempts: the job goes on unless it may not
 
 
 @dataclasses.dataclass
@@ -28,6 +30,7 @@ class Model:
         self.jobs = {}
         self.problems = []
         self.counts = collections.Counter()
+        self.doomed = set()      # (job id, run_lease) left to the rescue
         self.hand_outs = []      # ((batch id, place), job id) of fresh jobs, in claims whose order is known
         self.answers = []        # (job id, run_lease, outcome, status) that are judged once everything is known
 
@@ -44,7 +47,6 @@ class Model:
         for record in records:
             if record[0] != "enqueue":
                 getattr(self, "learn_" + record[0])(*record[1:])
-        self.judge_answers()
 
     def enqueue(self, producer, number, jobs):
         for i, (job, label, queue, priority, key, deferred, max_attempts) in enumerate(jobs):
@@ -116,6 +118,13 @@ class Model:
             if known.cancels > 1:
                 self.problem(f"job {job} was cancelled twice")
 
+    def learn_doomed(self, attempts):
+        """Its owner died: it ended as lost with its proxy, or will, unless somebody was quicker."""
+        for job, lease in attempts:
+            if job in self.jobs:  # else its claim was reported
+                self.doomed.add((job, lease))
+                self.jobs[job].unsure.setdefault(lease, set()).add("proxy lost")
+
     def learn_held(self, receipts):
         pass
 
@@ -157,13 +166,30 @@ class Model:
             elif known.ends[lease] != outcome:
                 self.problem(f"attempt ({job}, {lease}) ended as {outcome}, accepted was {known.ends[lease]}")
 
+    def settle_doomed(self, open_attempts):
+        """Those whose evidence was pruned: they ended, and nobody but the rescue can have done it, or a cancel."""
+        for job, lease in self.doomed - open_attempts:
+            known = self.jobs[job]
+            if lease not in known.ends and (lease < max(known.leases) or not (known.cancels or known.maybe_cancelled)):
+                known.ends[lease] = "proxy lost"
+        self.doomed &= open_attempts
+
+    @staticmethod
+    def crashes(known):
+        """How many in a row, up to the last attempt."""
+        count = 0
+        for lease in sorted(known.leases):
+            outcome = known.ends.get(lease)
+            count = 0 if outcome in ("retry", "snooze") else count + (outcome == "worker lost")
+        return count
+
     def state(self, known):
         """completed, failed, cancelled, running or waiting (available or deferred)."""
         last = max(known.leases, default=0)
         outcome = known.ends.get(last)
         if outcome in ("complete", "fail"):
             return {"complete": "completed", "fail": "failed"}[outcome]
-        if outcome == "retry" and known.leases[last] >= known.max_attempts:
+        if outcome in TO_RETRY and (known.leases[last] >= known.max_attempts or self.crashes(known) >= CRASH_LIMIT):
             return "failed"
         if outcome == "cancel" or known.cancels:
             return "cancelled"
@@ -181,7 +207,7 @@ class Model:
                 if known.leases[lease] != attempt:
                     self.problem(f"attempt ({job}, {lease}) is numbered {known.leases[lease]}, not {attempt}")
                 outcome = known.ends.get(lease)
-                if lease < len(known.leases) and outcome not in ("retry", "snooze", "release"):
+                if lease < len(known.leases) and outcome not in (*TO_RETRY, "snooze", "release"):
                     self.problem(f"job {job} was claimed again although attempt {lease} ended as {outcome}")
                 attempt -= outcome in ("snooze", "release")
             terminal = self.state(known) in ("completed", "failed")

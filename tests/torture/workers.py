@@ -14,7 +14,8 @@ import psycopg2.errors
 
 QUEUES = ("q0", "q1", "sharded")
 SHARDS = 4
-OUTCOMES = {"complete": 1, "retry": 2, "snooze": 3, "fail": 4, "cancel": 5, "release": 6}
+OUTCOMES = {"complete": 1, "retry": 2, "snooze": 3, "fail": 4, "cancel": 5, "release": 6, "worker lost": 7}
+PROXY_LOST = 8  # only a rescue ends an attempt so
 DONE, ALREADY_DONE, STALE, NOT_FOUND, INVALID, BUSY = 1, 2, 3, 4, 5, 7
 RETRYABLE = (psycopg2.errors.SerializationFailure, psycopg2.errors.DeadlockDetected)
 LOST = (psycopg2.OperationalError, psycopg2.InterfaceError)
@@ -269,13 +270,14 @@ class Proxy(Producer):
 
 
 class Consumer(Worker):
-    """Claims, and ends what it holds, with every outcome.
+    """Claims, and ends what it holds, with every outcome. All but the mortal one claim for instance 1, whose lock the judge holds.
 
     Records: ("claim", rows in the order of handing out), a row being (job id, run_lease, attempt, queue,
     priority, label, batch id); ("end", job id, run_lease, outcome, status, answered), where answered is
     false if the answer to the flush was lost."""
     kind = "consumer"
     victim = True
+    instance = 1
 
     def __init__(self, url, seed, number, shared):
         super().__init__(url, seed, number, shared)
@@ -296,9 +298,9 @@ class Consumer(Worker):
         max_bytes = self.rng.choice((60, 1000, 1000000, 1000000))
         commit, spawned = self.rng.random() > 0.1, []
         sql = ("SELECT status, queue, priority, claim_slot, batch_id, job_ids, run_leases, attempts, args::text[], places"
-               " FROM claim(1, %s, %s, %s, %s)")
+               " FROM claim(%s, %s, %s, %s, %s)")
         try:
-            rows = self.session.query(sql, nonce, queues, self.limit, max_bytes)
+            rows = self.session.query(sql, self.instance, nonce, queues, self.limit, max_bytes)
             if self.rng.random() < 0.15:  # what a claim's own transaction writes afterwards is no part of its windows
                 spawned = self.enqueue(self.draw_group())
                 self.log_transaction()
@@ -341,9 +343,15 @@ class Consumer(Worker):
 
     def adopt(self, nonce):
         """After a lost answer: what the claim took, if it committed. Its order is not known."""
-        rows = self.session.ask(
-            "SELECT b.claim_slot, b.batch_id, u.idx, u.job_id, coalesce(u.run_lease, 1), coalesce(u.attempt, 1) FROM lease_claim_batches b"
-            " CROSS JOIN LATERAL unnest(b.job_ids, b.run_leases, b.attempts) WITH ORDINALITY u(job_id, run_lease, attempt, idx) WHERE b.nonce = %s", nonce)
+        while True:
+            rows = self.session.ask(
+                "SELECT r.status, r.claim_slot, r.batch_id, u.idx, u.job_id, u.run_lease, u.attempt FROM claim_result(%s, %s) r"
+                " LEFT JOIN LATERAL unnest(r.job_ids, r.run_leases, r.attempts) WITH ORDINALITY u(job_id, run_lease, attempt, idx) ON true",
+                self.instance, nonce)
+            if not any(row[0] == BUSY for row in rows):
+                break
+            time.sleep(0.002)
+        rows = [row[1:] for row in rows]
         self.records.append(("adopted", [(job, lease, attempt) for _, _, _, job, lease, attempt in rows]))
         self.take((slot, batch, nonce, index, job, lease) for slot, batch, index, job, lease, _ in rows)
 
@@ -361,7 +369,7 @@ class Consumer(Worker):
         if self.rng.random() < 0.6:
             left = self.flush(self.complete, [(r, "complete") for r in chosen])
         else:
-            outcomes = [(r, self.rng.choice(("complete", "complete", "retry", "snooze", "fail", "cancel", "release"))) for r in chosen[:70]]
+            outcomes = [(r, self.rng.choice(("complete", "complete", "retry", "snooze", "fail", "cancel", "release", "worker lost"))) for r in chosen[:70]]
             self.held += chosen[70:]
             left = self.flush(self.finish_items, outcomes)
         self.held += left
@@ -443,6 +451,41 @@ class Racer(Consumer):
         pass  # the consumers hold these receipts too
 
 
+class Mortal(Consumer):
+    """A consumer with an instance of its own, which dies: its lock goes, and what it held is left to the rescue. Of that it sends outcomes late.
+
+    Record: ("doomed", (job id, run_lease)s), what it held when it died."""
+    kind = "mortal"
+
+    def __init__(self, url, seed, number, shared):
+        super().__init__(url, seed, number, shared)
+        self.limit, self.held, self.left, self.control = (3, 64)[number], [], [], None
+
+    def step(self):
+        if self.control is None:
+            self.instance = self.rng.getrandbits(60) + 2
+            self.control = Session(self.url, f"safe control {self.name}")
+            self.control.query("SELECT register_instance(%s, 'mortal')", self.instance)
+            self.control.commit()
+        elif self.rng.random() < 0.04:
+            self.die()
+        elif self.left and self.rng.random() < 0.2:
+            late, self.left = self.left[:20], self.left[20:]
+            self.left += self.flush(self.complete, [(receipt, "complete") for receipt in late])
+        else:
+            super().step()
+
+    def die(self):
+        self.control.connection.close()
+        self.control = None
+        self.records.append(("doomed", [receipt[4:] for receipt in self.held]))
+        self.left, self.held = (self.left + self.held)[-200:], []
+
+    def finish(self):
+        if self.control is not None:
+            self.die()
+
+
 class Canceller(Worker):
     """Cancels jobs by id, wherever they are. Record: ("cancel", job id, status, committed, answered)."""
     kind = "canceller"
@@ -470,10 +513,15 @@ class Canceller(Worker):
         self.sleep(0.05)
 
 
+# Makes what waits for the policy's backoff due at once.
+TIME_FLIES = ("UPDATE deferred_jobs SET due_at = clock_timestamp() WHERE job_id IN (SELECT job_id FROM deferred_jobs"
+              " WHERE due_at > clock_timestamp() + interval '1 s' LIMIT 500 FOR UPDATE SKIP LOCKED)")
+
+
 class Leader(Worker):
     """The maintenance steps, with short laps. Two of them run, as when an old leader was only asleep."""
     kind = "leader"
-    QUEUE_LAP_MS, CLAIM_LAP_MS, RETENTION_MS, CLOSED_MS = 300, 250, 400, 500
+    QUEUE_LAP_MS, CLAIM_LAP_MS, RETENTION_MS, CLOSED_MS, MISSING_MS = 300, 250, 400, 500, 300
 
     def call(self, sql):
         (value,), = self.session.query(sql)
@@ -488,7 +536,11 @@ class Leader(Worker):
     def step(self):
         if self.call(f"SELECT rotate_rings({self.QUEUE_LAP_MS}, {self.CLAIM_LAP_MS})") or self.rng.random() < 0.1:
             self.call("SELECT sync_ring_pointers()")
-        counted = {"promoted": self.call(f"SELECT promote_due({self.rng.choice((3, 500))})")}
+        if self.rng.random() < 0.2:
+            self.session.query(TIME_FLIES)
+            self.session.commit()
+        counted = {"rescued": self.call(f"SELECT rescue_instances(64, {self.MISSING_MS})")}
+        counted["promoted"] = self.call(f"SELECT promote_due({self.rng.choice((3, 500))})")
         self.call("SELECT carry_lanes(1000)")
         counted["closed"] = self.call("SELECT close_slots()")
         counted["pruned"] = self.call(f"SELECT prune_slots({self.RETENTION_MS}, {self.CLOSED_MS})")
@@ -530,5 +582,5 @@ class Killer(Worker):
 
 
 CREW = [(Fast, 0), (Fast, 1), (Slow, 0), (Aborting, 0), (Savepoints, 0), (OldSnapshot, 0), (Serializable, 0),
-        (Prepared, 0), (Lapping, 0), (Proxy, 0), (Consumer, 0), (Consumer, 1), (Consumer, 2), (Consumer, 3), (Racer, 0), (Racer, 1),
+        (Prepared, 0), (Lapping, 0), (Proxy, 0), (Consumer, 0), (Consumer, 1), (Consumer, 2), (Consumer, 3), (Mortal, 0), (Mortal, 1), (Racer, 0), (Racer, 1),
         (Canceller, 0), (Leader, 0), (Leader, 1), (Counter, 0), (Killer, 0)]
