@@ -56,6 +56,7 @@ struct server {
     uint64_t drain_since_us; /* 0: serving */
     uint64_t forced_us;      /* 0: workers may still finish */
     bool ready;
+    char database_name[NAME_BYTES_MAX]; /* for the log */
 };
 
 /* ---- core's environment ---- */
@@ -82,6 +83,12 @@ static unsigned env_idle_connections(void *ctx)
 {
     const struct server *server = ctx;
     return database_idle(server->database);
+}
+
+static void env_drop_control(void *ctx, const struct err *why)
+{
+    struct server *server = ctx;
+    database_drop_control(server->database, why);
 }
 
 static void env_send(void *ctx, handle connection, uint64_t request_id, const struct answer *answer)
@@ -143,28 +150,36 @@ static void on_closed(void *ctx, uint64_t session)
 
 /* ---- the database ---- */
 
-/* The one line that a supervisor waits for. Later reconnects are in the log. */
-static void say_ready(struct server *server, const char *database)
-{
-    if (server->ready)
-        return;
-    server->ready = true;
-    fprintf(stderr, "ready listen=%s database=%s schema=%s\n", server->conf.listen, database,
-            server->conf.schema);
-}
-
 static void on_control_up(void *ctx, const char *database)
 {
     struct server *server = ctx;
 
-    maintenance_start(&server->core.maintenance);
-    say_ready(server, database);
+    snprintf(server->database_name, sizeof server->database_name, "%s", database);
+    core_control_up(&server->core);
+}
+
+/* The one line that a supervisor waits for. Later reconnects are in the log. */
+static void on_joined(void *ctx)
+{
+    struct server *server = ctx;
+
+    if (server->ready)
+        return;
+    server->ready = true;
+    fprintf(stderr, "ready listen=%s database=%s schema=%s\n", server->conf.listen,
+            server->database_name, server->conf.schema);
 }
 
 static void on_control_lost(void *ctx)
 {
     struct server *server = ctx;
-    maintenance_stop(&server->core.maintenance);
+    core_control_lost(&server->core);
+}
+
+static void on_notified(void *ctx, struct bytes queue)
+{
+    struct server *server = ctx;
+    core_notified(&server->core, queue);
 }
 
 static void on_data_lost(void *ctx)
@@ -245,7 +260,7 @@ static void on_stop_signal(void *ctx)
                   server->conf.drain_timeout_ms);
         server->drain_since_us = clock_mono_us();
         net_stop_listening(server->net);
-        maintenance_stop(&server->core.maintenance);
+        leader_drain(&server->core.leader);
     } else if (server->forced_us == 0) {
         server->forced_us = clock_mono_us();
     }
@@ -270,13 +285,18 @@ static void init_core(struct server *server)
                                .flush_us = (uint64_t)conf->completion_flush_ms * US_PER_MS,
                                .poll_min_us = (uint64_t)conf->poll_min_ms * US_PER_MS,
                                .poll_max_us = (uint64_t)conf->poll_max_ms * US_PER_MS,
-                               .claims_in_flight_max = conf->pool_size};
+                               .claims_in_flight_max = conf->pool_size,
+                               .unknown_max_us =
+                                   (uint64_t)conf->instance_missing_ms * US_PER_MS / 2,
+                               .joined = on_joined,
+                               .joined_ctx = server};
 
     server->env = (struct env){.ctx = server,
                                .now_us = env_now_us,
                                .random_u64 = env_random_u64,
                                .submit = env_submit,
                                .idle_connections = env_idle_connections,
+                               .drop_control = env_drop_control,
                                .send = env_send,
                                .set_reading = env_set_reading,
                                .close = env_close};
@@ -307,7 +327,8 @@ static size_t clients_max(const struct conf *conf)
 static void init_server(struct server *server)
 {
     struct net_handlers net = {server, on_opened, on_frame, on_broken, on_closed};
-    struct database_handlers database = {server, on_control_up, on_control_lost, on_data_lost};
+    struct database_handlers database = {server, on_control_up, on_control_lost, on_data_lost,
+                                         on_notified};
 
     rng_init(&server->rng);
     arena_init(&server->scratch, ANSWER_BYTES_MAX);

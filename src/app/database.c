@@ -2,6 +2,7 @@
 #include "app/database.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #include "app/decode_rows.h"
 #include "app/encode_calls.h"
@@ -28,9 +29,7 @@ struct database {
     struct arena reply_arena;
     struct pool *data;
     struct pool *control;
-    struct pipe_call lock_call;
-    char name[NAME_BYTES_MAX]; /* of the database, for the log */
-    struct list spare;         /* tickets */
+    struct list spare; /* tickets */
 };
 
 static struct ticket *ticket_of(struct pipe_call *call)
@@ -80,6 +79,22 @@ static void on_ticket_done(struct pipe_call *pipe_call, const struct pipe_result
     arena_reset(&database->reply_arena);
 }
 
+static struct pool *pool_of(const struct database *database, enum db_op op)
+{
+    switch (op) {
+    case DB_ANNOUNCE:
+    case DB_MEMBERSHIP:
+    case DB_MAINTENANCE: return database->control;
+    case DB_RESERVE_IDS:
+    case DB_ENQUEUE:
+    case DB_CLAIM:
+    case DB_COMPLETE:
+    case DB_FINISH:
+    case DB_COUNTS: break;
+    }
+    return database->data;
+}
+
 void database_submit(struct database *database, struct db_call *call)
 {
     struct list_node *spare = list_pop_front(&database->spare);
@@ -91,7 +106,7 @@ void database_submit(struct database *database, struct db_call *call)
     ticket->call.statement = call_statement(call);
     ticket->call.encode = encode_ticket;
     ticket->call.done = on_ticket_done;
-    pool_submit(call->op == DB_MAINTENANCE ? database->control : database->data, &ticket->call);
+    pool_submit(pool_of(database, call->op), &ticket->call);
 }
 
 unsigned database_idle(const struct database *database)
@@ -99,40 +114,12 @@ unsigned database_idle(const struct database *database)
     return pool_idle(database->data);
 }
 
-/* ---- the instance lock ---- */
-
-static void encode_lock(struct pipe_call *call, struct params *params)
-{
-    const struct database *database = CONTAINER_OF(call, struct database, lock_call);
-    params_int(params, database->settings.instance, 8);
-}
-
-static void on_locked(struct pipe_call *call, const struct pipe_result *result)
-{
-    struct database *database = CONTAINER_OF(call, struct database, lock_call);
-    bool answered = result->outcome == OUTCOME_DONE && PQntuples(result->rows) == 1;
-    const char *value = answered ? PQgetvalue(result->rows, 0, 0) : NULL;
-
-    if (value == NULL)
-        return; /* the connection was lost: the next one asks again */
-    if (value[0] == 1)
-        database->handlers.control_up(database->handlers.ctx, database->name);
-    else
-        log_event(LOG_ERROR, "instance_lock_refused", "instance=%lld",
-                  (long long)database->settings.instance);
-}
+/* ---- the connections ---- */
 
 static void on_control_up(void *ctx, const char *name)
 {
     struct database *database = ctx;
-
-    snprintf(database->name, sizeof database->name, "%s", name);
-    if (database->lock_call.node.head != NULL)
-        return; /* still waits for a connection, and this one will do */
-    database->lock_call.statement = STATEMENT_INSTANCE_LOCK;
-    database->lock_call.encode = encode_lock;
-    database->lock_call.done = on_locked;
-    pool_submit(database->control, &database->lock_call);
+    database->handlers.control_up(database->handlers.ctx, name);
 }
 
 static void on_control_lost(void *ctx)
@@ -147,7 +134,42 @@ static void on_data_lost(void *ctx)
     database->handlers.data_lost(database->handlers.ctx);
 }
 
+/* A failover: the sockets still lead to what was the primary. */
+static void on_read_only(void *ctx, const struct err *err)
+{
+    struct database *database = ctx;
+
+    log_event(LOG_WARN, "pg_read_only", "sqlstate=%s", err->sqlstate);
+    pool_leave(database->control, err);
+    pool_leave(database->data, err);
+}
+
+/* What our own connections announce is known already. */
+static void on_notified(void *ctx, int by_pid, const char *payload)
+{
+    struct database *database = ctx;
+
+    if (!pool_has_backend(database->data, by_pid) && !pool_has_backend(database->control, by_pid))
+        database->handlers.notified(database->handlers.ctx, bytes_of_text(payload));
+}
+
+void database_drop_control(struct database *database, const struct err *why)
+{
+    pool_leave(database->control, why);
+}
+
 /* ---- the object ---- */
+
+/* Tells people which process an instance number stands for. */
+static void name_instance(struct call_settings *settings)
+{
+    char host[NAME_BYTES_MAX / 2];
+
+    if (gethostname(host, sizeof host) != 0)
+        host[0] = '\0';
+    host[sizeof host - 1] = '\0';
+    snprintf(settings->name, sizeof settings->name, "%s/%ld", host, (long)getpid());
+}
 
 static struct pool_setup pool_setup_of(struct database *database, struct loop *loop,
                                        struct rng *rng, const struct conf *conf)
@@ -157,6 +179,7 @@ static struct pool_setup pool_setup_of(struct database *database, struct loop *l
                                .params = &database->params,
                                .url = conf->database_url,
                                .schema = conf->schema,
+                               .on_read_only = on_read_only,
                                .ctx = database};
 }
 
@@ -170,10 +193,12 @@ struct database *database_new(struct loop *loop, struct rng *rng, const struct c
     database->handlers = *handlers;
     database->settings =
         (struct call_settings){.instance = (int64_t)(rng_u64(rng) >> 1),
+                               .instance_missing_ms = conf->instance_missing_ms,
                                .queue_lap_ms = conf->queue_lap_ms,
                                .claim_lap_ms = conf->claim_lap_ms,
                                .completed_retention_ms = conf->completed_retention_ms,
                                .closed_ms = conf->closed_ms};
+    name_instance(&database->settings);
     params_init(&database->params);
     arena_init(&database->reply_arena, REPLY_BYTES_MAX);
     data.name = "data";
@@ -183,6 +208,8 @@ struct database *database_new(struct loop *loop, struct rng *rng, const struct c
     control.name = "control";
     control.role = ROLE_CONTROL;
     control.size = 1;
+    control.bound = true;
+    control.on_notified = on_notified;
     control.on_up = on_control_up;
     control.on_lost = on_control_lost;
     database->data = pool_new(&data);

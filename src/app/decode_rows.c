@@ -273,6 +273,16 @@ static bool decode_counts(const PGresult *rows, struct db_reply *reply)
     return true;
 }
 
+static bool decode_granted(const PGresult *rows, struct db_reply *reply)
+{
+    int64_t value = 0;
+
+    if (PQntuples(rows) != 1 || !field_int(rows, 0, 0, 1, &value))
+        return false;
+    reply->rows.granted = value != 0;
+    return true;
+}
+
 bool decode_rows(const struct db_call *call, const PGresult *rows, struct arena *arena,
                  struct db_reply *reply)
 {
@@ -283,6 +293,8 @@ bool decode_rows(const struct db_call *call, const PGresult *rows, struct arena 
     case DB_COMPLETE:
     case DB_FINISH: return decode_statuses(&call->args.finish, rows, arena, reply);
     case DB_COUNTS: return decode_counts(rows, reply);
+    case DB_ANNOUNCE: return true; /* it says nothing */
+    case DB_MEMBERSHIP: return decode_granted(rows, reply);
     case DB_MAINTENANCE:
         return PQntuples(rows) == 1 && field_int(rows, 0, 0, 8, &reply->rows.maintenance);
     }

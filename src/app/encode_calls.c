@@ -13,9 +13,22 @@ static enum statement_id task_statement(enum maintenance_task task)
     case TASK_CARRY_LANES: return STATEMENT_CARRY_LANES;
     case TASK_CLOSE_SLOTS: return STATEMENT_CLOSE_SLOTS;
     case TASK_PRUNE_SLOTS: return STATEMENT_PRUNE_SLOTS;
+    case TASK_RESCUE_INSTANCES: return STATEMENT_RESCUE_INSTANCES;
+    case TASK_END_STUCK_BACKENDS: return STATEMENT_END_STUCK_BACKENDS;
+    case TASK_PURGE_IDEMPOTENCY_KEYS: return STATEMENT_PURGE_IDEMPOTENCY_KEYS;
     case TASK_COUNT: break;
     }
     UNREACHABLE("a task");
+}
+
+static enum statement_id membership_statement(enum membership membership)
+{
+    switch (membership) {
+    case MEMBER_REGISTER: return STATEMENT_REGISTER_INSTANCE;
+    case MEMBER_TRY_LEAD: return STATEMENT_TRY_LEAD;
+    case MEMBER_RESIGN: return STATEMENT_RESIGN;
+    }
+    UNREACHABLE("a membership call");
 }
 
 enum statement_id call_statement(const struct db_call *call)
@@ -27,6 +40,8 @@ enum statement_id call_statement(const struct db_call *call)
     case DB_COMPLETE: return STATEMENT_COMPLETE_BATCH;
     case DB_FINISH: return STATEMENT_FINISH_ITEMS;
     case DB_COUNTS: return STATEMENT_QUEUE_COUNTS;
+    case DB_ANNOUNCE: return STATEMENT_WAKE_QUEUES;
+    case DB_MEMBERSHIP: return membership_statement(call->args.membership);
     case DB_MAINTENANCE: return task_statement(call->args.task);
     }
     UNREACHABLE("a call");
@@ -203,19 +218,38 @@ static void put_task(struct params *params, enum maintenance_task task,
                      const struct call_settings *settings)
 {
     switch (task) {
-    case TASK_PROMOTE_DUE: params_int(params, PROMOTE_PORTION, 4); return;
+    case TASK_PROMOTE_DUE:
+    case TASK_CARRY_LANES:
+    case TASK_PURGE_IDEMPOTENCY_KEYS: params_int(params, maintenance_portion(task), 4); return;
+    case TASK_RESCUE_INSTANCES:
+        params_int(params, maintenance_portion(task), 4);
+        params_int(params, settings->instance_missing_ms, 4);
+        return;
     case TASK_ROTATE_RINGS:
         params_int(params, settings->queue_lap_ms, 4);
         params_int(params, settings->claim_lap_ms, 4);
         return;
-    case TASK_CARRY_LANES: params_int(params, CARRY_PORTION, 4); return;
     case TASK_PRUNE_SLOTS:
         params_int(params, settings->completed_retention_ms, 8);
         params_int(params, settings->closed_ms, 4);
         return;
     case TASK_SYNC_RING_POINTERS:
     case TASK_CLOSE_SLOTS:
+    case TASK_END_STUCK_BACKENDS:
     case TASK_COUNT: return; /* no parameters */
+    }
+}
+
+static void put_membership(struct params *params, enum membership membership,
+                           const struct call_settings *settings)
+{
+    switch (membership) {
+    case MEMBER_REGISTER:
+        params_int(params, settings->instance, 8);
+        params_text(params, bytes_of_text(settings->name));
+        return;
+    case MEMBER_TRY_LEAD:
+    case MEMBER_RESIGN: return; /* no parameters */
     }
 }
 
@@ -229,6 +263,10 @@ void encode_call(const struct db_call *call, const struct call_settings *setting
     case DB_COMPLETE: put_complete(params, &call->args.finish); return;
     case DB_FINISH: put_finish(params, &call->args.finish); return;
     case DB_COUNTS: params_text(params, call->args.counts_queue); return;
+    case DB_ANNOUNCE:
+        put_texts(params, call->args.announce.queues, call->args.announce.queue_count);
+        return;
+    case DB_MEMBERSHIP: put_membership(params, call->args.membership, settings); return;
     case DB_MAINTENANCE: put_task(params, call->args.task, settings); return;
     }
 }

@@ -3,13 +3,16 @@
 #ifndef APP_ENCODE_CALLS_H
 #define APP_ENCODE_CALLS_H
 
+#include "base/limits.h"
 #include "core/db.h"
 #include "pg/params.h"
 #include "pg/statements.h"
 
-/* Settings that the maintenance statements and the claim pass on. */
+/* Settings that the statements of maintenance, membership and claims pass on. */
 struct call_settings {
     int64_t instance;
+    char name[NAME_BYTES_MAX]; /* of the instance, for people */
+    uint32_t instance_missing_ms;
     uint32_t queue_lap_ms;
     uint32_t claim_lap_ms;
     uint32_t completed_retention_ms;

@@ -274,6 +274,18 @@ void broker_turn(struct broker *broker)
         call(CONTAINER_OF(broker->ready.first, struct group, node));
 }
 
+void broker_refuse(struct broker *broker, const struct err *why)
+{
+    while (broker->ready.count > 0) {
+        struct group *group = CONTAINER_OF(broker->ready.first, struct group, node);
+        group->calls_started++;
+        group->calls_ended++;
+        note_failure(group, why);
+        answer_overdue(group);
+        place(group);
+    }
+}
+
 /* ---- claims come and go ---- */
 
 static struct bytes make_key(const struct bytes *queues, size_t count, uint8_t key[KEY_BYTES_MAX])

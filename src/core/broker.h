@@ -53,6 +53,10 @@ void broker_wake(struct broker *broker, struct bytes queue);
 void broker_wake_all(struct broker *broker);
 
 void broker_turn(struct broker *broker);
+
+/* Instead of broker_turn while nothing may be claimed: what would call now has failed. */
+void broker_refuse(struct broker *broker, const struct err *why);
+
 bool broker_is_idle(const struct broker *broker); /* nothing waits, nothing in flight */
 
 #endif

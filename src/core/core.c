@@ -57,12 +57,22 @@ static void on_committed(void *ctx, struct bytes queue)
 {
     struct core *core = ctx;
     broker_wake(&core->broker, queue);
+    news_committed(&core->news, queue);
 }
 
 static void on_available(void *ctx)
 {
     struct core *core = ctx;
     broker_wake_all(&core->broker);
+}
+
+/* What was announced while nobody listened is found by asking. */
+static void on_joined(void *ctx)
+{
+    struct core *core = ctx;
+    news_connected(&core->news, true);
+    broker_wake_all(&core->broker);
+    core->joined(core->joined_ctx);
 }
 
 static void init_finisher(struct core *core, const struct core_setup *setup)
@@ -109,22 +119,31 @@ void core_init(struct core *core, const struct env *env, const struct core_setup
 {
     struct sessions_setup sessions = {
         .env = env, .timers = &core->timers, .handlers = {core, take, end_claims, hand_back}};
-    struct maintenance_setup maintenance = {
-        .env = env, .timers = &core->timers, .promoted = on_available, .promoted_ctx = core};
+    struct leader_setup leader = {.env = env,
+                                  .timers = &core->timers,
+                                  .joined = on_joined,
+                                  .promoted = on_available,
+                                  .ctx = core};
 
-    *core = (struct core){.env = env, .counter = {.env = env, .sessions = &core->sessions}};
+    *core = (struct core){.env = env,
+                          .counter = {.env = env, .sessions = &core->sessions},
+                          .unknown_max_us = setup->unknown_max_us,
+                          .joined = setup->joined,
+                          .joined_ctx = setup->joined_ctx};
     timers_init(&core->timers);
     attempts_init(&core->attempts, env->random_u64(env->ctx));
     sessions_init(&core->sessions, &sessions);
     init_finisher(core, setup);
     init_enqueuer(core, setup);
     init_broker(core, setup);
-    maintenance_init(&core->maintenance, &maintenance);
+    leader_init(&core->leader, &leader);
+    news_init(&core->news, env, &core->timers, &core->broker);
 }
 
 void core_free(struct core *core)
 {
-    maintenance_stop(&core->maintenance);
+    leader_stop(&core->leader);
+    news_stop(&core->news);
     broker_free(&core->broker);
     enqueuer_free(&core->enqueuer);
     finisher_free(&core->finisher);
@@ -133,12 +152,28 @@ void core_free(struct core *core)
     timers_free(&core->timers);
 }
 
+/* Claims by an instance that the others take for dead would be rescued as soon as they are made,
+ * and run twice. */
+static void turn_broker(struct core *core)
+{
+    struct err err;
+
+    if (leader_unknown_us(&core->leader) <= core->unknown_max_us) {
+        broker_turn(&core->broker);
+        return;
+    }
+    err_set(&err, CODE_UNAVAILABLE,
+            "the proxy has no control connection to Postgres: it claims nothing");
+    broker_refuse(&core->broker, &err);
+}
+
 /* Finishes first: what ends makes room for what is claimed. */
 void core_turn(struct core *core)
 {
     timers_run(&core->timers, core->env->now_us(core->env->ctx));
     finisher_turn(&core->finisher);
-    broker_turn(&core->broker);
+    news_turn(&core->news);
+    turn_broker(core);
     enqueuer_turn(&core->enqueuer);
 }
 
@@ -150,6 +185,22 @@ uint64_t core_next_us(const struct core *core)
 void core_database_lost(struct core *core)
 {
     enqueuer_forget_ids(&core->enqueuer);
+}
+
+void core_control_up(struct core *core)
+{
+    leader_up(&core->leader);
+}
+
+void core_control_lost(struct core *core)
+{
+    news_connected(&core->news, false);
+    leader_lost(&core->leader);
+}
+
+void core_notified(struct core *core, struct bytes queue)
+{
+    news_heard(&core->news, queue);
 }
 
 bool core_is_idle(const struct core *core)

@@ -1,10 +1,10 @@
 /* core: the proxy's logic as one object: sessions, broker, finisher, enqueuer, counter,
- * maintenance, wired to each other and to the outside through struct env.
+ * leader, wired to each other and to the outside through struct env.
  *
  * How to drive it: feed it what happens (session_open, sessions_take_request, session_vanished, the
- * done() of database calls, core_database_lost, core_control_up/down), then call core_turn once at
- * the end of the loop turn, so that everything that arrived together shares a flush; sleep until
- * core_next_us at most.
+ * done() of database calls, core_database_lost, core_control_up/lost, core_notified), then call
+ * core_turn once at the end of the loop turn, so that everything that arrived together shares a
+ * flush; sleep until core_next_us at most.
  */
 #ifndef CORE_CORE_H
 #define CORE_CORE_H
@@ -13,7 +13,8 @@
 #include "core/counter.h"
 #include "core/enqueuer.h"
 #include "core/finisher.h"
-#include "core/maintenance.h"
+#include "core/leader.h"
+#include "core/news.h"
 #include "core/session.h"
 
 struct core {
@@ -25,7 +26,11 @@ struct core {
     struct finisher finisher;
     struct broker broker;
     struct counter counter;
-    struct maintenance maintenance;
+    struct leader leader;
+    struct news news;
+    uint64_t unknown_max_us;
+    void (*joined)(void *ctx);
+    void *joined_ctx;
 };
 
 struct core_setup {
@@ -37,6 +42,9 @@ struct core_setup {
     uint64_t poll_min_us;
     uint64_t poll_max_us;
     unsigned claims_in_flight_max;
+    uint64_t unknown_max_us;   /* claims nothing when others could not see it live for so long */
+    void (*joined)(void *ctx); /* the instance was registered, on a new control session */
+    void *joined_ctx;
 };
 
 /* env must outlive the core; the core must not move (its parts point at each other). */
@@ -51,7 +59,14 @@ uint64_t core_next_us(const struct core *core);
 /* A data connection was lost: reserved ids die. */
 void core_database_lost(struct core *core);
 
-/* Nothing is in flight or waiting, apart from maintenance. */
+/* The control session is there, listening; it is lost. */
+void core_control_up(struct core *core);
+void core_control_lost(struct core *core);
+
+/* Somebody else stored work for this queue. A hint: it may be late, doubled or missing. */
+void core_notified(struct core *core, struct bytes queue);
+
+/* Nothing is in flight or waiting, apart from the leader's. */
 bool core_is_idle(const struct core *core);
 
 #endif

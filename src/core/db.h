@@ -8,6 +8,7 @@
 #ifndef CORE_DB_H
 #define CORE_DB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,16 +23,22 @@ enum db_op {
     DB_COMPLETE,
     DB_FINISH,
     DB_COUNTS,
+    /* On the control session: */
+    DB_ANNOUNCE,
+    DB_MEMBERSHIP,
     DB_MAINTENANCE
 };
 
+enum membership {
+    MEMBER_REGISTER, /* others see by this session that the instance lives */
+    MEMBER_TRY_LEAD,
+    MEMBER_RESIGN,
+};
+
 enum maintenance_task {
-    TASK_SYNC_RING_POINTERS,
-    TASK_PROMOTE_DUE,
-    TASK_ROTATE_RINGS,
-    TASK_CARRY_LANES,
-    TASK_CLOSE_SLOTS,
-    TASK_PRUNE_SLOTS,
+#define TASK(suffix, name, period_ms, portion) TASK_##suffix,
+#include "core/tasks.def"
+#undef TASK
     TASK_COUNT,
 };
 
@@ -60,6 +67,11 @@ struct db_claim {
 struct db_finish { /* DB_COMPLETE: sorted by receipt_compare, no two equal */
     const struct finish_order *const *orders;
     size_t count;
+};
+
+struct db_announce { /* to other proxies: there is new work */
+    const struct bytes *queues;
+    size_t queue_count;
 };
 
 struct db_failed_item {
@@ -92,6 +104,7 @@ struct db_reply {
             size_t count;
         } finish;
         struct queue_counts counts;
+        bool granted;        /* membership */
         int64_t maintenance; /* rows moved; 1 for a boolean true */
     } rows;
 };
@@ -105,6 +118,8 @@ struct db_call {
         struct db_claim claim;
         struct db_finish finish;
         struct bytes counts_queue;
+        struct db_announce announce;
+        enum membership membership;
         enum maintenance_task task;
     } args;
 };

@@ -22,6 +22,8 @@ struct env {
 
     void (*submit)(void *ctx, struct db_call *call);
     unsigned (*idle_connections)(void *ctx); /* that could start a call right now */
+    /* Ends the control session, and with it all that it holds; core_control_lost follows. */
+    void (*drop_control)(void *ctx, const struct err *why);
 
     void (*send)(void *ctx, handle connection, uint64_t request_id, const struct answer *answer);
     void (*set_reading)(void *ctx, handle connection, bool reading);

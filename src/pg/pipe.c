@@ -69,7 +69,7 @@ static void watch_socket(struct pipe *pipe, unsigned wanted)
     watch_want(pipe->watch, wanted);
 }
 
-static void break_with(struct pipe *pipe, const struct err *err)
+void pipe_break(struct pipe *pipe, const struct err *err)
 {
     if (pipe->state == PIPE_BROKEN)
         return;
@@ -83,7 +83,7 @@ static void break_with_text(struct pipe *pipe, const char *text)
 {
     struct err err;
     err_set(&err, CODE_UNAVAILABLE, "%s", text);
-    break_with(pipe, &err);
+    pipe_break(pipe, &err);
 }
 
 /* libpq's connection-level message has several lines and ends in one. */
@@ -92,7 +92,7 @@ static void break_with_libpq(struct pipe *pipe)
     char text[ERR_MESSAGE_BYTES];
 
     if (pipe->failed) { /* the server said why before it closed, e.g. 57P01 */
-        break_with(pipe, &pipe->err);
+        pipe_break(pipe, &pipe->err);
         return;
     }
     snprintf(text, sizeof text, "%s", PQerrorMessage(pipe->connection));
@@ -153,7 +153,7 @@ static void end_call(struct pipe *pipe)
     }
     call->done(call, &result);
     if (pipe->failed && is_fatal(&pipe->err))
-        break_with(pipe, &pipe->err);
+        pipe_break(pipe, &pipe->err);
 }
 
 static bool is_idle_transaction(PGTransactionStatusType status)
@@ -166,7 +166,7 @@ static bool is_idle_transaction(PGTransactionStatusType status)
 static void end_segment(struct pipe *pipe)
 {
     if (pipe->state == PIPE_PREPARING && pipe->failed)
-        break_with(pipe, &pipe->err);
+        pipe_break(pipe, &pipe->err);
     else if (pipe->state == PIPE_PREPARING)
         set_state(pipe, PIPE_READY);
     else if (pipe->owed.count > 0)
@@ -199,6 +199,13 @@ static void take_result(struct pipe *pipe, PGresult *result)
 static bool owes_something(const struct pipe *pipe)
 {
     return pipe->state == PIPE_PREPARING || (pipe->state == PIPE_READY && pipe->owed.count > 0);
+}
+
+static void read_notifications(struct pipe *pipe)
+{
+    for (PGnotify *note; (note = PQnotifies(pipe->connection)) != NULL; PQfreemem(note))
+        if (pipe->with.on_notified != NULL)
+            pipe->with.on_notified(pipe->with.ctx, note->be_pid, note->extra);
 }
 
 static void read_results(struct pipe *pipe)
@@ -242,7 +249,7 @@ static bool check_encoding(struct pipe *pipe)
         return true;
     err_set(&err, CODE_UNAVAILABLE, "the encoding of the database is %s: it must be UTF8",
             encoding);
-    break_with(pipe, &err);
+    pipe_break(pipe, &err);
     return false;
 }
 
@@ -287,6 +294,7 @@ static void on_ready(void *ctx, unsigned ready)
     read_results(pipe);
     if (pipe->state == PIPE_BROKEN)
         return;
+    read_notifications(pipe);
     if (!alive)
         break_with_libpq(pipe);
     else
@@ -326,9 +334,10 @@ static void ignore_notice(void *ctx, const PGresult *result)
 struct pipe *pipe_new(const struct pipe_setup *setup)
 {
     /* What stands before dbname may be overridden by the URL. */
-    const char *const keywords[] = {"client_encoding", "fallback_application_name",
-                                    "tcp_user_timeout", "dbname", NULL};
-    const char *const values[] = {"UTF8", "awa-proxy", "30000", setup->url, NULL};
+    const char *const keywords[] = {"client_encoding",  "fallback_application_name",
+                                    "tcp_user_timeout", "target_session_attrs",
+                                    "dbname",           NULL};
+    const char *const values[] = {"UTF8", "awa-proxy", "30000", "read-write", setup->url, NULL};
     struct pipe *pipe = mem_zalloc(sizeof *pipe);
 
     pipe->with = *setup;

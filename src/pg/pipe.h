@@ -6,7 +6,8 @@
  * pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the turn and calls
  * pipe_fail_owed: UNKNOWN where the Sync was already queued, else NOT_DONE. States: CONNECTING ->
  * PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
- * submit to the pool again, which sends later, never from inside done().
+ * submit to the pool again, which sends later, never from inside done(). Notifications are handed
+ * on as they come.
  */
 #ifndef PG_PIPE_H
 #define PG_PIPE_H
@@ -48,7 +49,9 @@ struct pipe_setup {
     const char *url;
     const char *schema;
     enum statement_role role;
-    struct params *params; /* scratch, shared */
+    struct params *params;                                           /* scratch, shared */
+    void (*on_notified)(void *ctx, int by_pid, const char *payload); /* may be NULL */
+    void *ctx;
 };
 
 struct pipe *pipe_new(const struct pipe_setup *setup);
@@ -65,6 +68,9 @@ void pipe_send(struct pipe *pipe, struct pipe_call *call);
 
 /* Breaks it when it has been connecting, or the oldest call has been running, for too long. */
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us);
+
+/* Gives it up, for this reason. Already broken: nothing. */
+void pipe_break(struct pipe *pipe, const struct err *why);
 
 /* Only in PIPE_BROKEN. */
 void pipe_fail_owed(struct pipe *pipe);

@@ -19,6 +19,7 @@ enum {
 struct place {
     struct pipe *pipe; /* NULL: closed */
     bool was_ready;
+    bool leaving; /* as soon as it owes nothing; why: pool->leave_err */
     uint64_t ready_us;
 };
 
@@ -30,6 +31,7 @@ struct pool {
     uint64_t again_us; /* no new connection before this time */
     unsigned failures; /* to get a connection that serves, in a row */
     struct err last_err;
+    struct err leave_err;
     struct place places[POOL_SIZE_MAX];
 };
 
@@ -88,9 +90,12 @@ static void open_place(struct pool *pool, struct place *place)
                                .url = pool->with.url,
                                .schema = pool->with.schema,
                                .role = pool->with.role,
-                               .params = pool->with.params};
+                               .params = pool->with.params,
+                               .on_notified = pool->with.on_notified,
+                               .ctx = pool->with.ctx};
     place->pipe = pipe_new(&setup);
     place->was_ready = false;
+    place->leaving = false;
 }
 
 /* One at a time: a login costs the server and our loop, and a second one may not be needed. */
@@ -180,22 +185,6 @@ static void note_failure(struct pool *pool, const struct place *place, const str
         back_off(pool);
 }
 
-static void bury(struct pool *pool, struct place *place)
-{
-    struct pipe *pipe = place->pipe;
-    bool was_ready = place->was_ready;
-
-    pool->last_err = *pipe_err(pipe);
-    log_loss(pool, place, &pool->last_err);
-    note_failure(pool, place, &pool->last_err);
-    place->pipe = NULL;
-    place->was_ready = false;
-    if (was_ready && pool->with.on_lost != NULL)
-        pool->with.on_lost(pool->with.ctx);
-    pipe_fail_owed(pipe);
-    pipe_free(pipe);
-}
-
 static void fail_waiting(struct pool *pool, uint64_t since_us)
 {
     struct pipe_result result = {.outcome = OUTCOME_NOT_DONE, .err = pool->last_err};
@@ -209,6 +198,40 @@ static void fail_waiting(struct pool *pool, uint64_t since_us)
     }
 }
 
+static void bury(struct pool *pool, struct place *place)
+{
+    struct pipe *pipe = place->pipe;
+    bool was_ready = place->was_ready;
+    bool was_leaving = place->leaving;
+
+    pool->last_err = *pipe_err(pipe);
+    log_loss(pool, place, &pool->last_err);
+    note_failure(pool, place, &pool->last_err);
+    place->pipe = NULL;
+    place->was_ready = false;
+    if (was_ready && pool->with.on_lost != NULL)
+        pool->with.on_lost(pool->with.ctx);
+    pipe_fail_owed(pipe);
+    if (pool->with.bound)
+        fail_waiting(pool, UINT64_MAX);
+    if (strcmp(pipe_err(pipe)->sqlstate, "25006") == 0 && !was_leaving)
+        pool->with.on_read_only(pool->with.ctx, pipe_err(pipe));
+    pipe_free(pipe);
+}
+
+void pool_leave(struct pool *pool, const struct err *why)
+{
+    pool->leave_err = *why;
+    for (size_t i = 0; i < pool->with.size; i++)
+        pool->places[i].leaving = pool->places[i].pipe != NULL;
+    loop_again(pool->with.loop);
+}
+
+static bool may_leave(const struct pool *pool, const struct place *place)
+{
+    return place->leaving && (pool->with.bound || pipe_owed(place->pipe) == 0);
+}
+
 void pool_reap(struct pool *pool)
 {
     uint64_t wait_us = (uint64_t)WAIT_MS * US_PER_MS;
@@ -217,6 +240,8 @@ void pool_reap(struct pool *pool)
         struct place *place = &pool->places[i];
         if (place->pipe == NULL)
             continue;
+        if (may_leave(pool, place))
+            pipe_break(place->pipe, &pool->leave_err);
         if (pipe_state(place->pipe) == PIPE_BROKEN)
             bury(pool, place);
         else if (pipe_state(place->pipe) == PIPE_READY && !place->was_ready)
@@ -236,16 +261,28 @@ void pool_submit(struct pool *pool, struct pipe_call *call)
     list_push_back(&pool->waiting, &call->node);
 }
 
+static bool is_usable(const struct place *place)
+{
+    return place->was_ready && !place->leaving && pipe_state(place->pipe) == PIPE_READY;
+}
+
 unsigned pool_idle(const struct pool *pool)
 {
     unsigned idle = 0;
 
     for (size_t i = 0; i < pool->with.size; i++) {
         const struct place *place = &pool->places[i];
-        idle += place->was_ready && pipe_state(place->pipe) == PIPE_READY &&
-                pipe_owed(place->pipe) == 0;
+        idle += is_usable(place) && pipe_owed(place->pipe) == 0;
     }
     return idle > pool->waiting.count ? idle - (unsigned)pool->waiting.count : 0;
+}
+
+bool pool_has_backend(const struct pool *pool, int pid)
+{
+    for (size_t i = 0; i < pool->with.size; i++)
+        if (pool->places[i].was_ready && pipe_backend_pid(pool->places[i].pipe) == pid)
+            return true;
+    return false;
 }
 
 size_t pool_running(const struct pool *pool)
@@ -264,7 +301,7 @@ static struct pipe *least_busy(const struct pool *pool)
 
     for (size_t i = 0; i < pool->with.size; i++) {
         struct pipe *pipe = pool->places[i].pipe;
-        if (pipe == NULL || !pool->places[i].was_ready || pipe_state(pipe) != PIPE_READY)
+        if (!is_usable(&pool->places[i]))
             continue;
         if (best == NULL || pipe_owed(pipe) < pipe_owed(best))
             best = pipe;

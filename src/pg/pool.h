@@ -4,8 +4,10 @@
  * idle connection if there is one; else a further one is opened, and meanwhile the call is
  * pipelined behind the least busy. A lost connection is replaced with jittered back-off, for ever.
  * A call that no connection takes within WAIT_MS is answered NOT_DONE with the server's own last
- * words. Used twice: for the data connections, and with size 1 for the control connection. Limits:
- * PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core, which owns every call.
+ * words. Used twice: for the data connections, and with size 1 for the control connection. A server
+ * that turned read only (after a failover) is left with all connections: each new one looks the
+ * host up again. Limits: PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core,
+ * which owns every call.
  */
 #ifndef PG_POOL_H
 #define PG_POOL_H
@@ -24,8 +26,11 @@ struct pool_setup {
     const char *name; /* in the log */
     enum statement_role role;
     size_t size;
+    bool bound; /* a call belongs to the connection: it fails with it even before it was sent */
     void (*on_up)(void *ctx, const char *database); /* a connection became ready */
     void (*on_lost)(void *ctx); /* a ready one was lost; called before its calls fail */
+    void (*on_read_only)(void *ctx, const struct err *err);          /* a server refused to write */
+    void (*on_notified)(void *ctx, int by_pid, const char *payload); /* may be NULL */
     void *ctx;
 };
 
@@ -41,6 +46,12 @@ void pool_submit(struct pool *pool, struct pipe_call *call);
 
 /* How many further calls could start at once. */
 unsigned pool_idle(const struct pool *pool);
+
+bool pool_has_backend(const struct pool *pool, int pid);
+
+/* Gives up every connection for this reason: at once when it is idle or its calls are bound to it,
+ * else when they have been answered. Others replace them. */
+void pool_leave(struct pool *pool, const struct err *why);
 
 /* How many calls wait or run. */
 size_t pool_running(const struct pool *pool);

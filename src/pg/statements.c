@@ -26,14 +26,24 @@ static const struct statement statements[] = {
 #undef STATEMENT
 };
 
-/* By SET and not by connection options, which poolers in between refuse. */
-static const char settings[] = "SELECT set_config(name, value, false) FROM (VALUES "
-                               "('application_name', 'awa-proxy'), "
-                               "('default_transaction_isolation', 'read committed'), "
-                               "('statement_timeout', '30s'), "
-                               "('idle_in_transaction_session_timeout', '60s'), "
-                               "('client_min_messages', 'warning'), "
-                               "('jit', 'off')) settings (name, value)";
+/* By SET and not by connection options, which poolers in between refuse. A control session whose
+ * process was stopped ends after idle_session_timeout, and with it the locks that say that the
+ * process lives and leads; TCP keepalives would never end it. Core makes a call every few seconds.
+ */
+#define SETTINGS(idle_session_timeout)                                                             \
+    "SELECT set_config(name, value, false) FROM (VALUES "                                          \
+    "('application_name', 'awa-proxy'), "                                                          \
+    "('default_transaction_isolation', 'read committed'), "                                        \
+    "('statement_timeout', '30s'), "                                                               \
+    "('idle_in_transaction_session_timeout', '60s'), "                                             \
+    "('idle_session_timeout', '" idle_session_timeout "'), "                                       \
+    "('client_min_messages', 'warning'), "                                                         \
+    "('jit', 'off')) settings (name, value)"
+static const char *const settings[] = {
+    [ROLE_DATA] = SETTINGS("0"),
+    [ROLE_CONTROL] = SETTINGS("15s"),
+};
+#undef SETTINGS
 
 const char *statement_name(enum statement_id id)
 {
@@ -62,15 +72,31 @@ static bool send_prepare(PGconn *connection, const struct statement *statement,
     return sent == 1;
 }
 
+/* In the storage's own words: only it knows the channel. */
+static bool send_listen(PGconn *connection, const char *quoted_schema)
+{
+    const char select[] = "SELECT ";
+    const char call[] = ".listen()";
+    size_t size = sizeof select + strlen(quoted_schema) + sizeof call;
+    char *text = mem_alloc(size);
+
+    snprintf(text, size, "%s%s%s", select, quoted_schema, call);
+    int sent = PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1);
+    mem_free(text);
+    return sent == 1;
+}
+
 bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
 {
     char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
     bool sent = quoted != NULL &&
-                PQsendQueryParams(connection, settings, 0, NULL, NULL, NULL, NULL, 1) == 1;
+                PQsendQueryParams(connection, settings[role], 0, NULL, NULL, NULL, NULL, 1) == 1;
 
     for (size_t i = 0; sent && i < STATEMENT_COUNT; i++)
         if (statements[i].role == role)
             sent = send_prepare(connection, &statements[i], quoted);
+    if (sent && role == ROLE_CONTROL)
+        sent = send_listen(connection, quoted);
     PQfreemem(quoted);
     return sent;
 }

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "core/core.h"
 
-enum { CALLS_MAX = 64, SENT_MAX = 4096, CONNECTIONS_MAX = 16 };
+enum { CALLS_MAX = 64, SENT_MAX = 4096, CONNECTIONS_MAX = 16, UNKNOWN_MAX_US = 15 * 1000 * 1000 };
 
 struct sent {
     handle connection;
@@ -33,6 +33,8 @@ struct world {
     uint64_t now_us;
     uint64_t random;
     unsigned idle;
+    unsigned dropped; /* control sessions */
+    unsigned joined;
     struct db_call *calls[CALLS_MAX]; /* submitted and not answered */
     size_t call_count;
     struct sent sent[SENT_MAX];
@@ -59,6 +61,17 @@ static inline void world_submit(void *ctx, struct db_call *call)
     struct world *world = ctx;
     assert_true(world->call_count < CALLS_MAX);
     world->calls[world->call_count++] = call;
+}
+
+static inline void world_drop_control(void *ctx, const struct err *why)
+{
+    (void)why;
+    ((struct world *)ctx)->dropped++;
+}
+
+static inline void world_joined(void *ctx)
+{
+    ((struct world *)ctx)->joined++;
 }
 
 static inline unsigned world_idle(void *ctx)
@@ -122,11 +135,21 @@ static inline struct world *world_new(void)
                                .flush_us = 1000,
                                .poll_min_us = 5000,
                                .poll_max_us = 250000,
-                               .claims_in_flight_max = 4};
+                               .claims_in_flight_max = 4,
+                               .unknown_max_us = UNKNOWN_MAX_US,
+                               .joined = world_joined,
+                               .joined_ctx = world};
 
     world->now_us = 1000000;
-    world->env = (struct env){world,      world_now_us, world_random,      world_submit,
-                              world_idle, world_send,   world_set_reading, world_close};
+    world->env = (struct env){.ctx = world,
+                              .now_us = world_now_us,
+                              .random_u64 = world_random,
+                              .submit = world_submit,
+                              .idle_connections = world_idle,
+                              .drop_control = world_drop_control,
+                              .send = world_send,
+                              .set_reading = world_set_reading,
+                              .close = world_close};
     core_init(&world->core, &world->env, &setup);
     return world;
 }
