@@ -11,7 +11,7 @@ enum {
      * control session has to say something (it idles out after 15 s). */
     ELECTION_MS = 2 * 1000,
     REGISTER_AGAIN_MS = 500, /* plus as much jitter */
-    AWAY_MS = 10 * 1000,     /* plus half as much jitter: others try twice meanwhile */
+    AWAY_MS = 5 * 1000,      /* plus as much jitter: each other proxy tries once meanwhile */
 };
 
 static const struct env *env_of(const struct leader *leader)
@@ -111,7 +111,7 @@ static void on_duty_failed(void *ctx, enum maintenance_task task, const struct e
     struct leader *leader = ctx;
     char text[ERR_MESSAGE_BYTES];
 
-    leader->away_until_us = now_us(leader) + jittered_us(leader, AWAY_MS, AWAY_MS / 2);
+    leader->away_until_us = now_us(leader) + jittered_us(leader, AWAY_MS, AWAY_MS);
     log_event(LOG_ERROR, "resigned", "task=%s sqlstate=%s reason=\"%s\"",
               maintenance_task_name(task), err->sqlstate,
               log_text(text, sizeof text, err->message));

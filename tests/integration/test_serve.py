@@ -493,14 +493,22 @@ def test_failed_hand_back_is_repeated(start, own_database):
     assert proxy.stop() == 0
 
 
+def log_ins(cluster, database):
+    with connected(cluster.superuser_url()) as cursor:
+        cursor.execute("SELECT sessions FROM pg_stat_database WHERE datname = %s", (name_of(database),))
+        return cursor.fetchone()[0]
+
+
 def test_read_only_database_is_not_hammered(start, cluster, own_database):
-    alter(cluster, own_database, "SET default_transaction_read_only = on")
     proxy = start(*DRAIN_OPTION)
     client = Client(proxy.socket)
+    alter(cluster, own_database, "SET default_transaction_read_only = on")
+    terminate_backends(cluster.superuser_url(), own_database)
     waiting = client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
+    wait_for(lambda: "session is read-only" in proxy.log())
+    connected_before = log_ins(cluster, own_database)
     time.sleep(2)
-    assert "sqlstate=25006" in proxy.log()
-    assert proxy.log().count("pg_connected") < 30
+    assert log_ins(cluster, own_database) < connected_before + 30
     alter(cluster, own_database, "RESET default_transaction_read_only")
     assert client.answer(waiting).enqueue_ok.results[0].job_id > 0
     client.close()

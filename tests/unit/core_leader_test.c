@@ -339,7 +339,7 @@ static void test_ptrap_10_no_half_working_leader(void **state)
             if (task_call(world, TASK_END_STUCK_BACKENDS) != NULL)
                 moved(world, 0);
         }
-        assert_in_range(away_us, 10 * S, 20 * S);
+        assert_in_range(away_us, 5 * S, 15 * S);
         grant(world, MEMBER_TRY_LEAD, true);
         assert_false(resigns(world, task, 0, 20 * S));
         end(world);
