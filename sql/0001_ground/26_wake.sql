@@ -28,3 +28,10 @@ LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM wake_queues(ARRAY(SELECT lane_queue(l.lane_id) FROM (SELECT DISTINCT lane_id FROM unnest(p_lane_ids) lane_id) l));
 END $$;
+
+-- The calling session listens on the schema's channel from now on. Locks nothing. Idempotent.
+CREATE FUNCTION listen() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    EXECUTE format('LISTEN %I', wake_channel());
+END $$;

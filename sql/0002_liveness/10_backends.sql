@@ -31,14 +31,20 @@ BEGIN
     RETURN false;
 END $$;
 
--- Ends backends of our role in this database that have waited longer than p_older for the rest of what their client began to send: they hold
--- the locks of a statement that no server timeout covers, because the Sync is missing. COPY FROM STDIN waits in the same way and is spared.
+-- Ends backends of our role in this database that have waited longer than p_older for their client, which has stopped or is gone without a word:
+--   in the middle of what it began to send (ClientRead), or of what it should read (ClientWrite): they hold the locks of a statement, and no server
+--   timeout covers either, because the Sync is missing or the backend is stuck in a write;
+--   between statements, with notifications that it does not read: so a proxy's control session would never idle out.
+-- Other programs of the role may rest in the middle of a result; COPY waits in the same way. Both are spared.
 CREATE FUNCTION end_backends_stuck_for(p_older interval) RETURNS int
 LANGUAGE sql VOLATILE AS $$
     SELECT (count(*) FILTER (WHERE pg_terminate_backend(stuck.pid)))::int
       FROM (SELECT a.pid FROM pg_stat_activity a
              WHERE a.usesysid = (SELECT oid FROM pg_roles WHERE rolname = current_user) AND a.datname = current_database() AND a.pid <> pg_backend_pid()
-               AND a.state = 'active' AND a.wait_event_type = 'Client' AND a.wait_event = 'ClientRead' AND a.query_start < clock_timestamp() - p_older
+               AND a.wait_event_type = 'Client'
+               AND (a.state = 'active' AND a.wait_event = 'ClientRead' AND a.query_start < clock_timestamp() - p_older
+                    OR a.state = 'active' AND a.wait_event = 'ClientWrite' AND a.query_start < clock_timestamp() - p_older AND a.application_name = 'awa-proxy'
+                    OR a.state = 'idle' AND a.wait_event = 'ClientWrite' AND a.state_change < clock_timestamp() - p_older AND a.application_name = 'awa-proxy')
                AND NOT EXISTS (SELECT FROM pg_stat_progress_copy c WHERE c.pid = a.pid) OFFSET 0) stuck
 $$;
 

@@ -139,6 +139,24 @@ def test_copy_and_open_transactions_are_no_stuck_backends(db):
     copying.close()
 
 
+@pytest.mark.parametrize("program, ended", [("awa-proxy", 1), ("psql", 0)])
+def test_session_that_does_not_read_what_it_listens_to_is_ended(db, program, ended):
+    """A stopped proxy's control session: blocked in a write, it never idles out."""
+    stopped = RawSession(db.cluster, db.name)
+    stopped.query(f"SET application_name = '{program}'; SELECT awa.listen()")
+
+    def is_blocked():
+        db.rows("SELECT awa.wake_queues(ARRAY(SELECT repeat('x', 190) || n FROM generate_series(1, 1000) n))")
+        return db.value("SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'idle' AND wait_event = 'ClientWrite'") == 1
+
+    wait_for(is_blocked)
+    assert db.value("SELECT awa.end_stuck_backends()") == 0, "ten seconds are not over"
+    assert db.value("SELECT awa.end_backends_stuck_for(interval '0')") == ended
+    if ended:
+        wait_for(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", (program,)) == 0)
+    stopped.close()
+
+
 # --- the result of a claim
 
 def test_trap_54_result_of_a_committed_claim(db):
