@@ -49,11 +49,13 @@ static void lose(struct world *world)
 {
     static const enum db_op ops[] = {DB_MEMBERSHIP, DB_MAINTENANCE, DB_ANNOUNCE};
 
+    unsigned dropped = world->dropped;
     core_control_lost(&world->core);
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++)
         while (call_of(world, ops[i]) != NULL)
             fail_call(world, call_of(world, ops[i]), OUTCOME_UNKNOWN, "");
     turn(world);
+    assert_int_equal(world->dropped, dropped); /* it is gone already */
 }
 
 /* Moves time in small steps until something is asked on the control session. */
@@ -83,6 +85,13 @@ static struct world *following_world(void)
     grant(world, MEMBER_TRY_LEAD, false);
     moved(world, 0); /* looked for stuck backends */
     assert_int_equal(control_calls(world), 0);
+    return world;
+}
+
+static struct world *looking_world(void)
+{
+    struct world *world = known_world();
+    grant(world, MEMBER_TRY_LEAD, false);
     return world;
 }
 
@@ -191,11 +200,13 @@ static void test_lost_session_ends_leadership_at_once(void **state)
 static void test_lost_in_every_state(void **state)
 {
     (void)state;
-    struct world *(*const worlds[])(void) = {known_world, following_world, leading_world};
+    struct world *(*const worlds[])(void) = {known_world, looking_world, following_world,
+                                             leading_world};
 
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
         struct world *world = worlds[i]();
         lose(world);
+        wait_us(world, 10 * S);
         core_control_up(&world->core);
         lose(world); /* while registering */
         core_control_up(&world->core);
