@@ -102,7 +102,7 @@ static void resign(struct leader *leader)
 static void lead(struct leader *leader)
 {
     set_state(leader, LEADER_LEADING);
-    log_event(LOG_INFO, "leading", "since=now");
+    log_event(LOG_INFO, "leading", "duties=%d", TASK_COUNT);
     maintenance_start(&leader->maintenance);
 }
 
