@@ -38,23 +38,35 @@ def migrated(cluster, awa_proxy):
 
 
 @pytest.fixture
-def own_database(cluster, migrated, database_numbers):
-    name = f"cluster_{next(database_numbers)}"
-    cluster.execute(f"CREATE DATABASE {name} OWNER awa_owner TEMPLATE {migrated}")
-    yield cluster.url(name)
-    cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def new_database(cluster, migrated, database_numbers):
+    """Makes databases of the test's own."""
+    names = []
+
+    def make():
+        names.append(f"cluster_{next(database_numbers)}")
+        cluster.execute(f"CREATE DATABASE {names[-1]} OWNER awa_owner TEMPLATE {migrated}")
+        return cluster.url(names[-1])
+
+    yield make
+    for name in names:
+        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def own_database(new_database):
+    return new_database()
 
 
 @pytest.fixture
 def start(awa_proxy, own_database, tmp_path):
-    """Starts one more proxy on the test's own database; in the end all are killed."""
+    """Starts one more proxy on the test's own database, or another; in the end all are killed."""
     started = []
 
-    def run(*options, ready=True):
+    def run(*options, url=own_database):
         folder = tmp_path / f"p{len(started)}"
         folder.mkdir()
-        started.append(Proxy(awa_proxy, folder, own_database, *OPTIONS, *options))
-        return started[-1].wait_ready() if ready else started[-1]
+        started.append(Proxy(awa_proxy, folder, url, *OPTIONS, *options))
+        return started[-1].wait_ready()
 
     yield run
     for running in started:
@@ -249,7 +261,12 @@ def test_ptrap_10_leader_that_can_not_do_a_duty(start, own_database):
 
 # ---- stopped, killed, cut
 
-def test_trap_20_trap_47_stopped_leader(start, own_database, capsys):
+def test_trap_20_trap_47_stopped_leader(start, own_database, new_database, capsys):
+    """On a busy database, where its session stays blocked with notifications that it does not read, and on a
+    quiet one, where it idles out."""
+    quiet_database = new_database()
+    quiet_proxies = [start(url=quiet_database) for _ in range(2)]
+    quiet_leader = wait_leader(quiet_database, quiet_proxies)
     laps = ("--queue-lap-ms", "1000", "--claim-lap-ms", "1000", "--closed-ms", "100")
     proxies = [start(*laps) for _ in range(2)]
     leader = wait_leader(own_database, proxies)
@@ -260,6 +277,7 @@ def test_trap_20_trap_47_stopped_leader(start, own_database, capsys):
     held_by.enqueue("held", *[b"{}"] * 20)
     held = held_by.claim("held", jobs=20, wait_ms=5000)
     assert len(held) == 20
+    quiet_leader.process.send_signal(signal.SIGSTOP)
     leader.process.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     assert wait_leader(own_database, [other]) is other
@@ -273,6 +291,9 @@ def test_trap_20_trap_47_stopped_leader(start, own_database, capsys):
     assert {j.attempt for j in redone} == {2}, "rescued once"
     assert {r.status for r in again.complete(*redone)} == {pb.DONE}
     load.goes_on()
+    rest = [p for p in quiet_proxies if p is not quiet_leader]
+    assert wait_leader(quiet_database, rest) is rest[0]
+    assert time.monotonic() - stopped < 30
     leader.process.send_signal(signal.SIGCONT)
     assert {r.status for r in held_by.complete(*held)} == {pb.STALE}
     wait_for(lambda: "event=leadership_lost" in leader.log())
