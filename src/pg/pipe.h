@@ -70,7 +70,7 @@ void pipe_send(struct pipe *pipe, struct pipe_call *call);
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us);
 
 /* Gives it up, for this reason. Already broken: nothing. */
-void pipe_break(struct pipe *pipe, const struct err *why);
+void pipe_break(struct pipe *pipe, const struct err *err);
 
 /* Only in PIPE_BROKEN. */
 void pipe_fail_owed(struct pipe *pipe);

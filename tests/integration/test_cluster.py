@@ -464,15 +464,17 @@ def sessions_of(cluster, url):
 
 
 def test_ptrap_09_failover_without_closed_sockets(start, cluster, own_database):
-    proxies = [start() for _ in range(2)]
+    """Also of a proxy that has nothing to write."""
+    proxies = [start() for _ in range(3)]
     wait_leader(own_database, proxies)
-    load = Load(proxies)
+    Client(proxies[2].socket).counts("q")  # opens a data connection
+    load = Load(proxies[:2])
     load.goes_on()
     old = [pid for p in proxies for pool in ("control", "data") for pid in backends(p, pool)]
     try:
         set_read_only(cluster, "on")
         wait_for(lambda: all("event=pg_read_only" in p.log() for p in proxies))
-        # Every connection of both proxies leaves, the control connections and so the leadership too.
+        # Every connection of all proxies leaves, the control connections and so the leadership too.
         wait_for(lambda: not set(old) & set(sessions_of(cluster, own_database)))
         wait_for(lambda: leaders(cluster.superuser_url(own_database.split("/")[3].split("?")[0])) == [])
     finally:

@@ -4,7 +4,8 @@
 
 #include "core_world.h"
 
-enum { S = 1000 * 1000, MS = 1000 };
+#define MS UINT64_C(1000) /* in us, like all times here */
+#define S  (1000 * MS)
 
 static const uint64_t pause_max_us = 5 * S; /* a control session has to say something */
 
@@ -406,7 +407,7 @@ static void test_unknown_instance_claims_nothing(void **state)
     wait_us(world, 1 * S);
     assert_non_null(call_of(world, DB_CLAIM)); /* for a while nobody minds */
     reply_claimed(world, 0, CLAIM_EMPTY);
-    for (int i = 0; i < 25; i++) {
+    for (uint64_t i = 0; i < 25; i++) {
         wait_us(world, 1 * S);
         if (i >= UNKNOWN_MAX_US / S)
             assert_null(call_of(world, DB_CLAIM));
