@@ -551,7 +551,7 @@ static void test_commits_are_announced_together(void **state)
     wait_us(world, ANNOUNCE_MS * MS);
     assert_int_equal(asked_for(world, "q"), 1);
     fail_call(world, call_of(world, DB_ANNOUNCE), OUTCOME_NOT_DONE, "57014");
-    wait_us(world, 10 * ANNOUNCE_MS * MS);
+    wait_us(world, 10 * MS * ANNOUNCE_MS);
     assert_null(call_of(world, DB_ANNOUNCE)); /* a hint is not repeated */
     lose(world);
     store(world, session, 20);
