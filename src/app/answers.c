@@ -8,6 +8,9 @@
 
 static_assert((int)FINISH_ABORTED == (int)AWA__V1__FINISH_STATUS__STATUS_ABORTED, "one numbering");
 static_assert((int)FINISH_DONE == (int)AWA__V1__FINISH_STATUS__DONE, "one numbering");
+static_assert((int)HEARTBEAT_LOST == (int)AWA__V1__HEARTBEAT_STATUS__HEARTBEAT_LOST,
+              "one numbering");
+static_assert((int)NOTICE_ATTEMPT_LOST == (int)AWA__V1__NOTICE_KIND__ATTEMPT_LOST, "one numbering");
 
 static void *need(struct arena *scratch, size_t size_bytes)
 {
@@ -39,7 +42,7 @@ static Awa__V1__Error *error_of(struct arena *scratch, const struct err *err)
 }
 
 static void fill_hello(Awa__V1__ServerFrame *frame, struct arena *scratch,
-                       const uint8_t *session_id)
+                       const struct answer *answer)
 {
     Awa__V1__HelloOk *hello = need(scratch, sizeof *hello);
 
@@ -47,7 +50,7 @@ static void fill_hello(Awa__V1__ServerFrame *frame, struct arena *scratch,
     hello->major = 1;
     hello->minor = 0;
     hello->server_version = (char *)(uintptr_t) "awa-proxy " AWA_VERSION;
-    hello->session_id = binary(bytes_of(session_id, SESSION_ID_BYTES));
+    hello->session_id = binary(bytes_of(answer->of.hello.session_id, SESSION_ID_BYTES));
     hello->max_frame_bytes = FRAME_BYTES_MAX;
     hello->max_jobs_per_enqueue = JOBS_PER_ENQUEUE_MAX;
     hello->max_claim_jobs = CLAIM_JOBS_MAX;
@@ -57,6 +60,9 @@ static void fill_hello(Awa__V1__ServerFrame *frame, struct arena *scratch,
     hello->credit_bytes = CREDIT_BYTES;
     hello->idle_timeout_ms = IDLE_TIMEOUT_MS;
     hello->max_args_bytes = ARGS_BYTES_MAX;
+    hello->resumed = answer->of.hello.resumed;
+    hello->heartbeat_interval_ms = HEARTBEAT_MS;
+    hello->session_grace_ms = answer->of.hello.grace_ms;
     frame->answer_case = AWA__V1__SERVER_FRAME__ANSWER_HELLO_OK;
     frame->hello_ok = hello;
 }
@@ -154,6 +160,38 @@ static void fill_counts(Awa__V1__ServerFrame *frame, struct arena *scratch,
     frame->queue_counts_ok = ok;
 }
 
+static void fill_heartbeat(Awa__V1__ServerFrame *frame, struct arena *scratch,
+                           const struct answer *answer)
+{
+    Awa__V1__HeartbeatOk *ok = need(scratch, sizeof *ok);
+
+    awa__v1__heartbeat_ok__init(ok);
+    ok->n_statuses = answer->of.heartbeat.count;
+    ok->statuses = need(scratch, ok->n_statuses * sizeof *ok->statuses);
+    for (size_t i = 0; i < ok->n_statuses; i++)
+        ok->statuses[i] = (Awa__V1__HeartbeatStatus)answer->of.heartbeat.statuses[i];
+    frame->answer_case = AWA__V1__SERVER_FRAME__ANSWER_HEARTBEAT_OK;
+    frame->heartbeat_ok = ok;
+}
+
+static void fill_cancel(Awa__V1__ServerFrame *frame, struct arena *scratch, bool cancelled)
+{
+    frame->answer_case = AWA__V1__SERVER_FRAME__ANSWER_CANCEL_REQUEST_OK;
+    frame->cancel_request_ok = need(scratch, sizeof *frame->cancel_request_ok);
+    awa__v1__cancel_request_ok__init(frame->cancel_request_ok);
+    frame->cancel_request_ok->cancelled = cancelled;
+}
+
+static void fill_notice(Awa__V1__ServerFrame *frame, struct arena *scratch,
+                        const struct answer *answer)
+{
+    frame->answer_case = AWA__V1__SERVER_FRAME__ANSWER_NOTICE;
+    frame->notice = need(scratch, sizeof *frame->notice);
+    awa__v1__notice__init(frame->notice);
+    frame->notice->kind = (Awa__V1__NoticeKind)answer->of.notice.kind;
+    frame->notice->receipt = binary(answer->of.notice.receipt);
+}
+
 static void fill_pong(Awa__V1__ServerFrame *frame, struct arena *scratch)
 {
     frame->answer_case = AWA__V1__SERVER_FRAME__ANSWER_PONG;
@@ -177,7 +215,7 @@ void answer_add(struct buf *out, struct arena *scratch, uint64_t request_id,
     awa__v1__server_frame__init(&frame);
     frame.request_id = request_id;
     switch (answer->kind) {
-    case ANSWER_HELLO: fill_hello(&frame, scratch, answer->of.session_id); break;
+    case ANSWER_HELLO: fill_hello(&frame, scratch, answer); break;
     case ANSWER_PONG: fill_pong(&frame, scratch); break;
     case ANSWER_GOODBYE: fill_goodbye(&frame, scratch, answer->of.released); break;
     case ANSWER_ENQUEUE:
@@ -195,6 +233,9 @@ void answer_add(struct buf *out, struct arena *scratch, uint64_t request_id,
         frame.release_ok = finish_ok(scratch, answer->of.finish.results, answer->of.finish.count);
         break;
     case ANSWER_COUNTS: fill_counts(&frame, scratch, answer->of.counts); break;
+    case ANSWER_HEARTBEAT: fill_heartbeat(&frame, scratch, answer); break;
+    case ANSWER_CANCEL: fill_cancel(&frame, scratch, answer->of.cancelled); break;
+    case ANSWER_NOTICE: fill_notice(&frame, scratch, answer); break;
     case ANSWER_ERROR:
         frame.answer_case = AWA__V1__SERVER_FRAME__ANSWER_ERROR;
         frame.error = error_of(scratch, answer->of.err);

@@ -91,13 +91,22 @@ static void env_drop_control(void *ctx, const struct err *why)
     database_drop_control(server->database, why);
 }
 
-static void env_send(void *ctx, handle connection, uint64_t request_id, const struct answer *answer)
+static uint64_t env_send(void *ctx, handle connection, uint64_t request_id,
+                         const struct answer *answer)
 {
     struct server *server = ctx;
     struct buf *out = net_output(server->net, connection);
 
-    if (out != NULL)
-        answer_add(out, &server->scratch, request_id, answer);
+    if (out == NULL)
+        return 0;
+    answer_add(out, &server->scratch, request_id, answer);
+    return net_appended(server->net, connection);
+}
+
+static uint64_t env_written(void *ctx, handle connection)
+{
+    const struct server *server = ctx;
+    return net_written(server->net, connection);
 }
 
 static void env_set_reading(void *ctx, handle connection, bool reading)
@@ -122,7 +131,8 @@ static uint64_t on_opened(void *ctx, handle connection)
     struct err err;
 
     if (session == HANDLE_NONE) {
-        err_set(&err, CODE_RESOURCE_EXHAUSTED, "%d sessions are connected already", SESSIONS_MAX);
+        err_set(&err, CODE_RESOURCE_EXHAUSTED, "%d connections and %d sessions are there already",
+                HANDSHAKES_MAX, SESSIONS_MAX);
         answer.of.err = &err;
         env_send(server, connection, 0, &answer);
         net_close(server->net, connection);
@@ -283,6 +293,7 @@ static void init_core(struct server *server)
                                .completion_batch_size = conf->completion_batch_size,
                                .completion_shards = conf->completion_shards,
                                .flush_us = (uint64_t)conf->completion_flush_ms * US_PER_MS,
+                               .session_grace_us = (uint64_t)conf->session_grace_ms * US_PER_MS,
                                .poll_min_us = (uint64_t)conf->poll_min_ms * US_PER_MS,
                                .poll_max_us = (uint64_t)conf->poll_max_ms * US_PER_MS,
                                .claims_in_flight_max = conf->pool_size,
@@ -298,6 +309,7 @@ static void init_core(struct server *server)
                                .idle_connections = env_idle_connections,
                                .drop_control = env_drop_control,
                                .send = env_send,
+                               .written = env_written,
                                .set_reading = env_set_reading,
                                .close = env_close};
     core_init(&server->core, &server->env, &setup);

@@ -139,6 +139,39 @@ static void fill_release(struct request *request, const Awa__V1__Release *releas
     request->in.finish.count = release->n_receipts;
 }
 
+/* ---- Hello and Heartbeat ---- */
+
+static struct held_receipt held_of(ProtobufCBinaryData binary)
+{
+    struct held_receipt held = {.token = bytes_of_binary(binary)};
+
+    held.valid = receipt_decode(held.token, &held.receipt);
+    return held;
+}
+
+static void fill_hello(struct request *request, const Awa__V1__Hello *hello)
+{
+    size_t count = hello->held != NULL ? hello->held->n_receipts : 0;
+    struct held_receipt *held = request_alloc(request, count * sizeof *held);
+
+    for (size_t i = 0; i < count; i++)
+        held[i] = held_of(hello->held->receipts[i]);
+    request->in.hello.session_id = bytes_of_binary(hello->session_id);
+    request->in.hello.says_held = hello->held != NULL;
+    request->in.hello.held = held;
+    request->in.hello.held_count = count;
+}
+
+static void fill_heartbeat(struct request *request, const Awa__V1__Heartbeat *heartbeat)
+{
+    struct held_receipt *items = request_alloc(request, heartbeat->n_items * sizeof *items);
+
+    for (size_t i = 0; i < heartbeat->n_items; i++)
+        items[i] = held_of(heartbeat->items[i]->receipt);
+    request->in.heartbeat.items = items;
+    request->in.heartbeat.count = heartbeat->n_items;
+}
+
 /* ---- all ---- */
 
 static enum request_kind kind_of(const Awa__V1__ClientFrame *frame)
@@ -152,6 +185,8 @@ static enum request_kind kind_of(const Awa__V1__ClientFrame *frame)
     case AWA__V1__CLIENT_FRAME__REQUEST_FINISH: return REQUEST_FINISH;
     case AWA__V1__CLIENT_FRAME__REQUEST_RELEASE: return REQUEST_RELEASE;
     case AWA__V1__CLIENT_FRAME__REQUEST_QUEUE_COUNTS: return REQUEST_COUNTS;
+    case AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT: return REQUEST_HEARTBEAT;
+    case AWA__V1__CLIENT_FRAME__REQUEST_CANCEL_REQUEST: return REQUEST_CANCEL;
     case AWA__V1__CLIENT_FRAME__REQUEST__NOT_SET:
     case _AWA__V1__CLIENT_FRAME__REQUEST__CASE_IS_INT_SIZE: break;
     }
@@ -168,7 +203,9 @@ static void fill_request(struct request *request, const struct message *message)
     case REQUEST_COUNTS:
         request->in.counts_queue = bytes_of_text(message->frame->queue_counts->queue);
         return;
-    case REQUEST_HELLO:
+    case REQUEST_HEARTBEAT: fill_heartbeat(request, message->frame->heartbeat); return;
+    case REQUEST_CANCEL: request->in.cancel_id = message->frame->cancel_request->request_id; return;
+    case REQUEST_HELLO: fill_hello(request, message->frame->hello); return;
     case REQUEST_PING:
     case REQUEST_GOODBYE: return; /* nothing core needs to know */
     }

@@ -29,12 +29,14 @@ enum {
     CLAIM_WAIT_MS_MAX = 60 * 1000,
     NAME_BYTES_MAX = 200, /* queue, kind, ordering key, worker name */
     CLIENT_TEXT_BYTES_MAX = 64,
+    SESSION_ID_BYTES = 16,
     ARGS_BYTES_MAX = 1024 * 1024,
     JSON_DEPTH_MAX = 64,
     METADATA_BYTES_MAX = 16 * 1024,
     TRACEPARENT_BYTES_MAX = 128,
     ERROR_TEXT_BYTES_MAX = 4 * 1024,
     RECEIPT_BYTES_MAX = 64,
+    HELD_RECEIPTS_MAX = 8 * 1024, /* of a Hello; a client that holds more lists none */
     PRIORITY_MIN = 1,
     PRIORITY_MAX = 4,
     PRIORITY_DEFAULT = 2,
@@ -47,7 +49,10 @@ enum {
 
 /* One session. Credit used up: the proxy stops reading the session until answers have gone out. */
 enum {
-    SESSIONS_MAX = 10000, /* more: the connection is told RESOURCE_EXHAUSTED and closed */
+    /* Open and in grace, together. More: a Hello is told RESOURCE_EXHAUSTED, unless it resumes. */
+    SESSIONS_MAX = 10000,
+    /* Connections before their Hello, on top: so that who wants to resume gets to say so. */
+    HANDSHAKES_MAX = 1024,
     CREDIT_REQUESTS = 1024,
     CREDIT_BYTES = 8 * 1024 * 1024,
     CLAIMS_PER_SESSION_MAX = 4096,            /* waiting; more: RESOURCE_EXHAUSTED */
@@ -62,8 +67,9 @@ enum {
     FRAME_MS = 30 * 1000,        /* first to last byte of one frame */
     OUTPUT_STALL_MS = 30 * 1000, /* a peer that reads nothing for so long is gone */
     IDLE_TIMEOUT_MS = 60 * 1000, /* no frame and no claim waiting */
-    LINGER_MS = 2 * 1000,        /* for the last answer of a closing connection */
-    ACCEPT_PAUSE_MS = 200,       /* out of file descriptors */
+    HEARTBEAT_MS = IDLE_TIMEOUT_MS / 3,
+    LINGER_MS = 2 * 1000,  /* for the last answer of a closing connection */
+    ACCEPT_PAUSE_MS = 200, /* out of file descriptors */
     REQUEST_MS =
         30 * 1000, /* an enqueue, finish or count that keeps failing is answered after this */
 };

@@ -9,9 +9,8 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/limits.h"
 #include "core/job.h"
-
-enum { SESSION_ID_BYTES = 16 };
 
 enum answer_kind {
     ANSWER_HELLO,
@@ -22,8 +21,14 @@ enum answer_kind {
     ANSWER_FINISH,
     ANSWER_RELEASE,
     ANSWER_COUNTS,
+    ANSWER_HEARTBEAT,
+    ANSWER_CANCEL,
+    ANSWER_NOTICE,
     ANSWER_ERROR,
 };
+
+/* Numbered as in awa.proto. */
+enum notice_kind { NOTICE_DRAINING = 1, NOTICE_ATTEMPT_LOST = 2 };
 
 struct enqueue_result {
     int64_t job_id; /* 0: see err */
@@ -38,7 +43,11 @@ struct finish_result {
 struct answer {
     enum answer_kind kind;
     union {
-        const uint8_t *session_id; /* SESSION_ID_BYTES */
+        struct {
+            const uint8_t *session_id; /* SESSION_ID_BYTES */
+            bool resumed;
+            uint32_t grace_ms;
+        } hello;
         uint32_t released;
         struct {
             const struct enqueue_result *results;
@@ -53,6 +62,15 @@ struct answer {
             size_t count;
         } finish; /* and release */
         const struct queue_counts *counts;
+        struct {
+            const enum heartbeat_status *statuses;
+            size_t count;
+        } heartbeat;
+        bool cancelled;
+        struct {
+            enum notice_kind kind;
+            struct bytes receipt; /* with NOTICE_ATTEMPT_LOST */
+        } notice;
         const struct err *err;
     } of;
 };

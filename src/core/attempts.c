@@ -50,6 +50,7 @@ void attempts_add(struct attempts *attempts, struct list *owner, const struct re
     attempt->receipt = *receipt;
     attempt->owner = owner;
     attempt->endings = 0;
+    attempt->sent_at = 0;
     list_push_back(owner, &attempt->node);
     hash_add(&attempts->table, &attempt->by_id, id_hash(attempts, receipt));
 }
@@ -67,16 +68,33 @@ struct attempt *attempts_find(const struct attempts *attempts, const struct rece
     return NULL;
 }
 
-void attempt_orphan(struct attempt *attempt)
+void attempt_orphan(struct attempt *attempt, enum job_outcome leave_as)
 {
     list_remove(attempt->owner, &attempt->node);
     attempt->owner = NULL;
+    attempt->leave_as = leave_as;
+}
+
+void attempt_move(struct attempt *attempt, struct list *owner)
+{
+    list_remove(attempt->owner, &attempt->node);
+    attempt->owner = owner;
+    attempt->sent_at = 0;
+    list_push_back(owner, &attempt->node);
+}
+
+void attempts_note_sent(const struct list *owner, size_t count, uint64_t sent_at)
+{
+    struct list_node *node = owner->last;
+
+    for (; count > 0; count--, node = node->prev)
+        CONTAINER_OF(node, struct attempt, node)->sent_at = sent_at;
 }
 
 void attempts_end(struct attempts *attempts, struct attempt *attempt)
 {
     if (attempt->owner != NULL)
-        attempt_orphan(attempt);
+        list_remove(attempt->owner, &attempt->node);
     hash_remove(&attempts->table, &attempt->by_id);
     attempts->owned--;
     if (attempts->spare.count < SPARE_MAX)

@@ -14,14 +14,16 @@
 
 #include "base/hash.h"
 #include "base/list.h"
-#include "core/receipt.h"
+#include "core/job.h"
 
 struct attempt {
     struct hash_node by_id;
     struct list_node node; /* owner list, or spare */
     struct list *owner;    /* session->attempts; NULL: its session is gone */
     struct receipt receipt;
+    uint64_t sent_at; /* where its ClaimOk ends in the connection's output; 0: it has left */
     unsigned endings; /* items under way that want to end it */
+    enum job_outcome leave_as; /* without an owner: how it ends if those do not end it */
 };
 
 struct attempts {
@@ -44,7 +46,13 @@ struct attempt *attempts_find(const struct attempts *attempts, const struct rece
 
 void attempts_end(struct attempts *attempts, struct attempt *attempt);
 
-/* Takes it from its session. */
-void attempt_orphan(struct attempt *attempt);
+/* Takes it from its session; if what is under way does not end it, it ends as leave_as. */
+void attempt_orphan(struct attempt *attempt, enum job_outcome leave_as);
+
+/* To another owner, to whom its ClaimOk has left. */
+void attempt_move(struct attempt *attempt, struct list *owner);
+
+/* The newest `count` attempts of the owner were sent in a ClaimOk that ends there. */
+void attempts_note_sent(const struct list *owner, size_t count, uint64_t sent_at);
 
 #endif

@@ -167,7 +167,7 @@ static void hand_back(struct broker *broker, const struct claimed_job *jobs, siz
         receipts[i] = jobs[i].receipt;
     if (count > 0)
         finisher_hand_back(broker->with.finisher, receipts, count,
-                           (struct hand_back){.told = NULL});
+                           (struct hand_back){.as = JOB_RELEASE});
 }
 
 /* Work that a poll found came without a wake-up, so more of its kind may follow: poll often. What a
@@ -368,6 +368,24 @@ void broker_end_claims(struct broker *broker, struct session *session)
         answer_claim(broker, CONTAINER_OF(seat->claims.first, struct claim, node));
         place(group);
     }
+}
+
+/* What a call in flight brings for it goes to others, or back. */
+bool broker_end_claim(struct broker *broker, struct session *session, uint64_t request_id)
+{
+    for (struct list_node *at = session->seats.first; at != NULL; at = at->next) {
+        struct seat *seat = CONTAINER_OF(at, struct seat, in_session);
+        struct group *group = seat->group;
+        for (struct list_node *node = seat->claims.first; node != NULL; node = node->next) {
+            struct claim *claim = CONTAINER_OF(node, struct claim, node);
+            if (claim->request->id != request_id)
+                continue;
+            answer_claim(broker, claim);
+            place(group);
+            return true;
+        }
+    }
+    return false;
 }
 
 void broker_init(struct broker *broker, const struct broker_setup *setup)

@@ -15,7 +15,9 @@ static void take(void *ctx, struct session *session, struct request *request)
     case REQUEST_COUNTS: counter_take(&core->counter, request); return;
     case REQUEST_HELLO:
     case REQUEST_PING:
-    case REQUEST_GOODBYE: break;
+    case REQUEST_GOODBYE:
+    case REQUEST_HEARTBEAT:
+    case REQUEST_CANCEL: break;
     }
     UNREACHABLE("the session's own");
 }
@@ -26,6 +28,12 @@ static void end_claims(void *ctx, struct session *session)
     broker_end_claims(&core->broker, session);
 }
 
+static bool end_claim(void *ctx, struct session *session, uint64_t request_id)
+{
+    struct core *core = ctx;
+    return broker_end_claim(&core->broker, session, request_id);
+}
+
 static void on_handed_back(void *ctx, handle session, size_t released)
 {
     struct core *core = ctx;
@@ -33,23 +41,28 @@ static void on_handed_back(void *ctx, handle session, size_t released)
 }
 
 /* What is just being ended is only let go: its own outcome decides. */
-static void hand_back(void *ctx, struct session *session)
+static void hand_back(void *ctx, struct list *attempts, enum job_outcome as, handle tell)
 {
     struct core *core = ctx;
-    struct receipt *receipts = mem_alloc(session->attempts.count * sizeof *receipts);
+    struct hand_back back = {.as = as, .session = tell};
+    struct receipt *receipts = mem_alloc(attempts->count * sizeof *receipts);
     size_t count = 0;
 
-    while (session->attempts.first != NULL) {
-        struct attempt *attempt = CONTAINER_OF(session->attempts.first, struct attempt, node);
+    while (attempts->first != NULL) {
+        struct attempt *attempt = CONTAINER_OF(attempts->first, struct attempt, node);
         if (attempt->endings > 0) {
-            attempt_orphan(attempt);
+            attempt_orphan(attempt, as);
             continue;
         }
         receipts[count++] = attempt->receipt;
         attempts_end(&core->attempts, attempt);
     }
-    struct hand_back back = {.told = on_handed_back, .ctx = core, .session = session->self};
-    finisher_hand_back(&core->finisher, receipts, count, back);
+    if (tell != HANDLE_NONE) {
+        back.told = on_handed_back;
+        back.ctx = core;
+    }
+    if (count > 0 || tell != HANDLE_NONE)
+        finisher_hand_back(&core->finisher, receipts, count, back);
     mem_free(receipts);
 }
 
@@ -117,8 +130,11 @@ static void init_broker(struct core *core, const struct core_setup *setup)
 
 void core_init(struct core *core, const struct env *env, const struct core_setup *setup)
 {
-    struct sessions_setup sessions = {
-        .env = env, .timers = &core->timers, .handlers = {core, take, end_claims, hand_back}};
+    struct sessions_setup sessions = {.env = env,
+                                      .timers = &core->timers,
+                                      .attempts = &core->attempts,
+                                      .handlers = {core, take, end_claims, end_claim, hand_back},
+                                      .grace_us = setup->session_grace_us};
     struct leader_setup leader = {.env = env,
                                   .timers = &core->timers,
                                   .joined = on_joined,

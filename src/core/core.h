@@ -39,6 +39,7 @@ struct core_setup {
     size_t completion_batch_size;
     size_t completion_shards;
     uint64_t flush_us;
+    uint64_t session_grace_us;
     uint64_t poll_min_us;
     uint64_t poll_max_us;
     unsigned claims_in_flight_max;

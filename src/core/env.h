@@ -25,7 +25,11 @@ struct env {
     /* Ends the control session, and with it all that it holds; core_control_lost follows. */
     void (*drop_control)(void *ctx, const struct err *why);
 
-    void (*send)(void *ctx, handle connection, uint64_t request_id, const struct answer *answer);
+    /* Returns where the frame ends in the connection's output; 0: it takes none any more. */
+    uint64_t (*send)(void *ctx, handle connection, uint64_t request_id,
+                     const struct answer *answer);
+    /* How much of that output has left for the peer; known until session_vanished has returned. */
+    uint64_t (*written)(void *ctx, handle connection);
     void (*set_reading)(void *ctx, handle connection, bool reading);
     void (*close)(void *ctx, handle connection); /* after everything sent has left */
 };

@@ -42,6 +42,7 @@ struct offer {
     struct list_node node; /* finisher->offers */
     struct timer again;
     struct finisher *finisher;
+    enum job_outcome as;
     size_t count;
     struct receipt receipts[];
 };
@@ -93,7 +94,7 @@ static void on_offer(struct timer *timer, uint64_t now)
     (void)now;
     list_remove(&finisher->offers, &offer->node);
     finisher_hand_back(finisher, offer->receipts, offer->count,
-                       (struct hand_back){.told = NULL, .is_repeat = true});
+                       (struct hand_back){.as = offer->as, .is_repeat = true});
     mem_free(offer);
 }
 
@@ -104,6 +105,7 @@ static void offer_again(const struct finish_work *work, size_t count)
     struct offer *offer = mem_zalloc(sizeof *offer + count * sizeof offer->receipts[0]);
 
     offer->finisher = finisher;
+    offer->as = work->back.as;
     offer->again.fire = on_offer;
     for (size_t i = 0; i < work->request->in.finish.count; i++)
         if (work->results[i].status == FINISH_ABORTED)
@@ -117,17 +119,17 @@ static void end_hand_back(struct finish_work *work)
 {
     struct hand_back back = work->back;
     size_t count = work->request->in.finish.count;
-    size_t released = count_status(work, FINISH_DONE);
+    size_t ended = count_status(work, FINISH_DONE);
     size_t given_up = count_status(work, FINISH_ABORTED);
 
-    if (released < count && (!back.is_repeat || given_up == 0)) /* the others ended otherwise */
-        log_event(LOG_INFO, "hand_back", "attempts=%zu released=%zu to_repeat=%zu", count, released,
+    if (ended < count && (!back.is_repeat || given_up == 0)) /* the others ended otherwise */
+        log_event(LOG_INFO, "hand_back", "attempts=%zu ended=%zu to_repeat=%zu", count, ended,
                   given_up);
     if (given_up > 0)
         offer_again(work, given_up);
     request_free(work->request);
     if (back.told != NULL)
-        back.told(back.ctx, back.session, released);
+        back.told(back.ctx, back.session, ended);
 }
 
 static void work_count_down(struct finish_work *work)
@@ -140,20 +142,38 @@ static void work_count_down(struct finish_work *work)
         answer_session(work);
 }
 
-/* Forgets an attempt that is over. One that is not over but whose session is gone goes back. */
-static void update_attempt(struct finisher *finisher, const struct finish_order *order, bool over)
+/* Whether the session that holds the attempt learns from no answer that it is over: another's
+ * request ended it or found it ended, or its own, whose connection is gone, found it ended
+ * otherwise. */
+static bool must_be_told(const struct attempt *attempt, const struct finish_item *item,
+                         enum finish_status status)
 {
+    if (attempt->owner == NULL || sessions_owner(attempt->owner) == item->work->request->session)
+        return false;
+    bool ended_as_asked = status == FINISH_DONE || status == FINISH_ALREADY_DONE;
+    return item->work->request->session != HANDLE_NONE || !ended_as_asked;
+}
+
+/* Forgets an attempt that is over. One that is not over but whose session is gone goes back. */
+static void update_attempt(struct finisher *finisher, const struct finish_item *item,
+                           enum finish_status status)
+{
+    const struct finish_order *order = item->order;
     struct attempt *attempt = attempts_find(finisher->attempts, &order->receipt);
+    bool over = status != FINISH_ABORTED && status != FINISH_INVALID;
 
     if (attempt == NULL)
         return;
+    if (over && must_be_told(attempt, item, status))
+        sessions_tell_lost(finisher->sessions, attempt);
     if (attempt->endings > 0)
         attempt->endings--;
     bool orphaned = attempt->owner == NULL && attempt->endings == 0;
+    enum job_outcome leave_as = attempt->leave_as;
     if (over || orphaned)
         attempts_end(finisher->attempts, attempt);
     if (!over && orphaned)
-        finisher_hand_back(finisher, &order->receipt, 1, (struct hand_back){.told = NULL});
+        finisher_hand_back(finisher, &order->receipt, 1, (struct hand_back){.as = leave_as});
 }
 
 /* The storage (or our patience) has decided one item. */
@@ -165,7 +185,7 @@ static void item_decided(struct finish_item *item, enum finish_status status, co
     work->results[item->at].status = status;
     if (err != NULL)
         work->results[item->at].err = request_keep_err(work->request, err);
-    update_attempt(finisher, item->order, status != FINISH_ABORTED && status != FINISH_INVALID);
+    update_attempt(finisher, item, status);
     if (status == FINISH_DONE && item->order->outcome == JOB_RELEASE)
         finisher->some_released = true;
     work_count_down(work);
@@ -432,7 +452,7 @@ void finisher_hand_back(struct finisher *finisher, const struct receipt *receipt
     struct finish_input *inputs = request_alloc(request, count * sizeof *inputs);
     for (size_t i = 0; i < count; i++) {
         inputs[i].order.receipt = receipts[i];
-        inputs[i].order.outcome = JOB_RELEASE;
+        inputs[i].order.outcome = back.as;
     }
     request->in.finish.inputs = inputs;
     request->in.finish.count = count;

@@ -5,9 +5,9 @@
  * has its own batcher per shard, and the items of one claim batch always go to the same shard.
  * Invariants: a status is passed on only after its commit; a flush names a receipt once (items that
  * want the same of it share the answer, others wait); an attempt leaves the attempt table only when
- * the storage has said that it is over; what is handed back is offered until the storage has taken
- * it. Ending is idempotent, so a flush whose outcome is unknown is replayed. Never refuses a
- * well-formed receipt for lack of room.
+ * the storage has said that it is over, and a session that holds one that somebody else ended is
+ * told; what is handed back is offered until the storage has taken it. Ending is idempotent, so a
+ * flush whose outcome is unknown is replayed. Never refuses a well-formed receipt for lack of room.
  */
 #ifndef CORE_FINISHER_H
 #define CORE_FINISHER_H
@@ -56,8 +56,10 @@ void finisher_free(struct finisher *finisher);
 /* REQUEST_FINISH or REQUEST_RELEASE of a session. */
 void finisher_take(struct finisher *finisher, struct request *request);
 
-/* Hands jobs back that nobody holds any more; the receipts are copied. told may be NULL. */
+/* Ends attempts that nobody holds any more, as released or as lost with their worker; the receipts
+ * are copied. told may be NULL. */
 struct hand_back {
+    enum job_outcome as;
     void (*told)(void *ctx, handle session, size_t released);
     void *ctx;
     handle session;

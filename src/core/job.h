@@ -48,6 +48,7 @@ enum job_outcome {
     JOB_FAIL = 4,
     JOB_CANCEL = 5,
     JOB_RELEASE = 6,
+    JOB_WORKER_LOST = 7, /* a retry that counts as a crash: the proxy's own, no client can ask */
 };
 
 /* What became of ending an attempt; numbered as in awa.proto. */
@@ -70,6 +71,16 @@ struct finish_order {
     int64_t delay_ms;   /* 0: the policy's */
     enum job_outcome outcome;
 };
+
+/* An attempt as a client names it. */
+struct held_receipt {
+    struct bytes token;
+    struct receipt receipt; /* when valid */
+    bool valid;
+};
+
+/* Whether a session holds an attempt; numbered as in awa.proto. */
+enum heartbeat_status { HEARTBEAT_OK = 1, HEARTBEAT_LOST = 2 };
 
 struct queue_counts {
     int64_t scheduled;

@@ -5,6 +5,9 @@
 #include "base/limits.h"
 
 static_assert((int)JOBS_PER_ENQUEUE_MAX == (int)ITEMS_PER_FINISH_MAX, "one budget for both");
+static_assert(HELD_RECEIPTS_MAX * sizeof(struct held_receipt) <=
+                  (size_t)CORE_ITEM_BYTES * JOBS_PER_ENQUEUE_MAX,
+              "what a Hello lists fits that budget too");
 
 struct request *request_new_take(struct arena *arena, enum request_kind kind, uint64_t id,
                                  uint32_t frame_bytes)

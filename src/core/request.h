@@ -28,6 +28,8 @@ enum request_kind {
     REQUEST_FINISH,
     REQUEST_RELEASE,
     REQUEST_COUNTS,
+    REQUEST_HEARTBEAT,
+    REQUEST_CANCEL,
 };
 
 /* One job of an Enqueue: either to be stored, or already found invalid. */
@@ -65,6 +67,17 @@ struct request {
             size_t count;
         } finish; /* and release */
         struct bytes counts_queue;
+        struct {
+            struct bytes session_id; /* to resume; empty: none */
+            bool says_held;          /* otherwise held is not known */
+            const struct held_receipt *held;
+            size_t held_count;
+        } hello;
+        struct {
+            const struct held_receipt *items;
+            size_t count;
+        } heartbeat;
+        uint64_t cancel_id;
     } in;
 };
 

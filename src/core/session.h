@@ -1,13 +1,20 @@
-/* session: one connected client, from its first byte to its last answer.
+/* session: one client, from its first byte to the end of its attempts.
  *
  * What: the table of sessions and, for each, its state, the requests it waits for, the attempts it
  * holds, and its credit. Every frame passes sessions_take_request; every answer passes
  * sessions_answer. States: NEW (waits for Hello) -> OPEN -> LEAVING (Goodbye, or the proxy drains:
  * no new claims; what is unanswered is answered, what is held is handed back) -> CLOSED (told to
- * close, nothing is read any more). Invariants: a request is answered exactly once; a request id is
- * in use once per session; a session that has used up its credit is not read until answers have
- * gone out; Finish, Release and Ping cost no credit. Not here: what requests do (enqueuer,
- * finisher, broker, counter).
+ * close, nothing is read any more). OPEN -> AWAY: its connection is gone, whoever ended it; what
+ * was unanswered is answered to nobody, its attempts wait grace_us for a Hello with its id. Then
+ * they end as lost with their worker; those whose ClaimOk never left the proxy go back at once.
+ * To resume moves id and attempts to the new connection's session; one that is still OPEN is made
+ * AWAY first (the new connection knows better). So each connection has a session of its own, and
+ * each id is one session's.
+ * Invariants: a request is answered exactly once, or its connection is gone; a request id is in use
+ * once per session; a session that has used up its credit is not read until answers have gone out;
+ * Finish, Release, Heartbeat, CancelRequest and Ping cost no credit. A session without attempts
+ * ends with its connection: there is nothing to keep.
+ * Not here: what requests do (enqueuer, finisher, broker, counter).
  */
 #ifndef CORE_SESSION_H
 #define CORE_SESSION_H
@@ -20,14 +27,22 @@
 
 struct sessions;
 
-enum session_state { SESSION_NEW, SESSION_OPEN, SESSION_LEAVING, SESSION_CLOSED };
+enum session_state {
+    SESSION_NEW,
+    SESSION_OPEN,
+    SESSION_LEAVING,
+    SESSION_AWAY,
+    SESSION_CLOSED,
+    SESSION_STATES,
+};
 
 struct session {
     struct sessions *sessions;
     handle self;
     handle connection;
     enum session_state state;
-    struct timer silence; /* Hello deadline, later the idle time-out */
+    struct timer patience;  /* Hello deadline, then the idle time-out, then the grace */
+    struct hash_node by_id; /* sessions->ids: while OPEN or AWAY */
     uint64_t heard_us;
     struct list requests;
     struct list attempts;
@@ -48,32 +63,41 @@ struct session_handlers {
     void (*take)(void *ctx, struct session *session,
                  struct request *request);                  /* Enqueue … QueueCounts */
     void (*end_claims)(void *ctx, struct session *session); /* answer them empty */
-    void (*hand_back)(void *ctx,
-                      struct session *session); /* all attempts; then sessions_handed_back */
+    bool (*end_claim)(void *ctx, struct session *session,
+                      uint64_t request_id); /* that one; false: none waits under this id */
+    /* Ends all attempts of the list, which is empty then; tells that session (HANDLE_NONE: nobody)
+     * with sessions_handed_back. */
+    void (*hand_back)(void *ctx, struct list *attempts, enum job_outcome as, handle tell);
 };
 
 struct sessions {
     const struct env *env;
     struct timers *timers;
     struct session_handlers handlers;
+    struct attempts *attempts;
     struct slots table;
     struct hash requests; /* by session and request id */
+    struct hash ids;      /* sessions that can be resumed, by their id */
+    size_t in_state[SESSION_STATES];
+    uint64_t grace_us;
     bool draining;
 };
 
 struct sessions_setup {
     const struct env *env;
     struct timers *timers;
+    struct attempts *attempts;
     struct session_handlers handlers;
+    uint64_t grace_us;
 };
 
 void sessions_init(struct sessions *sessions, const struct sessions_setup *setup);
 void sessions_free(struct sessions *sessions);
 
-/* HANDLE_NONE when SESSIONS_MAX are connected: the caller says so and closes. */
+/* HANDLE_NONE when there is no room for one more handshake: the caller says so and closes. */
 handle session_open(struct sessions *sessions, handle connection);
 
-/* The connection is gone, whatever the reason: claims end, attempts go back, answers go nowhere. */
+/* The connection is gone, whatever the reason. */
 void session_vanished(struct sessions *sessions, handle who);
 
 /* One request, decoded and checked. */
@@ -93,8 +117,15 @@ struct session *session_of(const struct sessions *sessions, handle session);
 
 void sessions_handed_back(struct sessions *sessions, handle who, size_t released);
 
-/* SIGTERM: claims end, new work is refused, a session that holds nothing is closed. force: what is
- * held is handed back now. */
+/* The session whose list of attempts this is. */
+handle sessions_owner(const struct list *attempts);
+
+/* Tells the owner of the attempt, if it can hear, that somebody else ended it. */
+void sessions_tell_lost(struct sessions *sessions, const struct attempt *attempt);
+
+/* SIGTERM: every session is told, claims end, new work is refused, a session that holds nothing is
+ * closed; nobody can come back, so what vanished sessions hold is handed back. force: so is what is
+ * held by those that are there. May be called again. */
 void sessions_drain(struct sessions *sessions, bool force);
 
 #endif

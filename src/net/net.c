@@ -37,6 +37,7 @@ struct connection {
         deadline; /* of the frame that is arriving, the output that does not move, or the linger */
     struct buf input; /* the beginning of a frame that is not complete */
     struct buf output;
+    uint64_t written_bytes;   /* of all output so far */
     uint64_t frame_since_us;  /* 0: no frame is arriving */
     uint64_t output_since_us; /* 0: nothing is stuck */
     bool reading;             /* what the session wants */
@@ -306,6 +307,7 @@ static void write_connection(struct connection *connection)
             return;
         }
         moved = true;
+        connection->written_bytes += (size_t)put;
         buf_drain(output, (size_t)put);
     }
     if (buf_len(output) == 0)
@@ -336,6 +338,18 @@ struct buf *net_output(struct net *net, handle which)
         return NULL;
     mark_dirty(connection);
     return &connection->output;
+}
+
+uint64_t net_written(const struct net *net, handle which)
+{
+    const struct connection *connection = slots_get(&net->connections, which);
+    return connection != NULL ? connection->written_bytes : 0;
+}
+
+uint64_t net_appended(const struct net *net, handle which)
+{
+    const struct connection *connection = slots_get(&net->connections, which);
+    return connection != NULL ? connection->written_bytes + buf_len(&connection->output) : 0;
 }
 
 void net_set_reading(struct net *net, handle which, bool reading)
@@ -387,10 +401,14 @@ static void on_accept(void *ctx, int fd)
     mark_dirty(connection);
 }
 
-static void free_connection(struct connection *connection)
+/* Tells its user, then frees it. */
+static void bury(struct connection *connection)
 {
     struct net *net = connection->net;
 
+    net->handlers.closed(net->handlers.ctx, connection->user);
+    if (list_has(&net->dirty, &connection->dirty)) /* it may have tried to close it */
+        list_remove(&net->dirty, &connection->dirty);
     timer_stop(&net->timers, &connection->deadline);
     watch_free(connection->watch); /* before the number can be used again */
     close(connection->fd);
@@ -403,7 +421,6 @@ static void free_connection(struct connection *connection)
 static void turn_connection(struct connection *connection)
 {
     struct net *net = connection->net;
-    uint64_t user = connection->user;
 
     if (connection->state != CONNECTION_DEAD)
         write_connection(connection);
@@ -413,10 +430,7 @@ static void turn_connection(struct connection *connection)
         loop_again(net->loop); /* for core to look at */
     }
     if (connection->state == CONNECTION_DEAD) {
-        if (list_has(&net->dirty, &connection->dirty))
-            list_remove(&net->dirty, &connection->dirty);
-        free_connection(connection);
-        net->handlers.closed(net->handlers.ctx, user);
+        bury(connection);
         loop_again(net->loop);
         return;
     }
@@ -474,9 +488,9 @@ void net_free(struct net *net)
         struct connection *connection = slots_at(&net->connections, i);
         if (connection == NULL)
             continue;
-        uint64_t user = connection->user;
-        free_connection(connection);
-        net->handlers.closed(net->handlers.ctx, user);
+        if (connection->state != CONNECTION_DEAD)
+            set_state(connection, CONNECTION_DEAD);
+        bury(connection);
     }
     timers_free(&net->timers);
     slots_free(&net->connections);

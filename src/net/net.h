@@ -26,7 +26,7 @@ struct net_handlers {
     void (*frame)(void *ctx, uint64_t user, struct bytes body);
     /* The stream can not be read on: say so and net_close. */
     void (*broken)(void *ctx, uint64_t user, const struct err *why);
-    void (*closed)(void *ctx, uint64_t user);
+    void (*closed)(void *ctx, uint64_t user); /* the connection takes and gives nothing any more */
 };
 
 /* Beyond count_max connections a new one is closed without a word. */
@@ -38,6 +38,11 @@ void net_stop_listening(struct net *net);
 
 /* Where to append answers; they leave in net_turn. NULL when the connection takes none any more. */
 struct buf *net_output(struct net *net, handle which);
+
+/* How many bytes of all that was appended have left for the peer, and how many there were. Known
+ * until `closed` has returned. */
+uint64_t net_written(const struct net *net, handle which);
+uint64_t net_appended(const struct net *net, handle which);
 
 void net_set_reading(struct net *net, handle which, bool reading);
 

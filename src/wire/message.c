@@ -92,6 +92,16 @@ static struct bytes bytes_of_binary(ProtobufCBinaryData binary)
     return bytes_of(binary.data, binary.len);
 }
 
+/* Only their size: one that is not ours names nothing that could be held. */
+static enum code check_receipts(const ProtobufCBinaryData *receipts, size_t count, struct err *why)
+{
+    enum code code = CODE_OK;
+
+    for (size_t i = 0; code == CODE_OK && i < count; i++)
+        code = check_size("receipt", receipts[i].len, RECEIPT_BYTES_MAX, why);
+    return code;
+}
+
 static enum code check_hello(const Awa__V1__Hello *hello, struct err *why)
 {
     struct {
@@ -112,7 +122,20 @@ static enum code check_hello(const Awa__V1__Hello *hello, struct err *why)
         if (strlen(texts[i].text) > texts[i].bytes_max)
             return check_size(texts[i].what, strlen(texts[i].text), texts[i].bytes_max, why);
     }
-    return CODE_OK;
+    if (hello->session_id.len != 0 && hello->session_id.len != SESSION_ID_BYTES)
+        return err_set(why, CODE_INVALID_ARGUMENT, "session_id: %zu bytes, must be %d or none",
+                       hello->session_id.len, SESSION_ID_BYTES);
+    return hello->held != NULL ? check_receipts(hello->held->receipts, hello->held->n_receipts, why)
+                               : CODE_OK;
+}
+
+static enum code check_heartbeat(const Awa__V1__Heartbeat *heartbeat, struct err *why)
+{
+    enum code code = check_count("items", heartbeat->n_items, 1, ITEMS_PER_FINISH_MAX, why);
+
+    for (size_t i = 0; code == CODE_OK && i < heartbeat->n_items; i++)
+        code = check_receipts(&heartbeat->items[i]->receipt, 1, why);
+    return code;
 }
 
 static enum code check_claim(const Awa__V1__Claim *claim, struct err *why)
@@ -143,6 +166,8 @@ static enum code check_request(const Awa__V1__ClientFrame *frame, struct err *wh
         return check_count("receipts", frame->release->n_receipts, 1, ITEMS_PER_FINISH_MAX, why);
     case AWA__V1__CLIENT_FRAME__REQUEST_QUEUE_COUNTS:
         return check_name("queue", frame->queue_counts->queue, why);
+    case AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT: return check_heartbeat(frame->heartbeat, why);
+    case AWA__V1__CLIENT_FRAME__REQUEST_CANCEL_REQUEST: return CODE_OK; /* any id: it may be gone */
     case AWA__V1__CLIENT_FRAME__REQUEST__NOT_SET:
     case _AWA__V1__CLIENT_FRAME__REQUEST__CASE_IS_INT_SIZE:
         break; /* no value, protobuf-c's filler */

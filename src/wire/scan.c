@@ -112,13 +112,15 @@ static enum scan_verdict note_bad_text(struct scan *s, const ProtobufCMessageDes
     return SCAN_REFUSED;
 }
 
+/* What Hello lists holds no strings, so that it needs no bits and may be longer. */
 static enum scan_verdict count_item(struct scan *s, const ProtobufCMessageDescriptor *type,
                                     const char *field)
 {
-    if (++s->items <= SCAN_ITEMS_MAX)
+    int most = type == &awa__v1__held__descriptor ? (int)HELD_RECEIPTS_MAX : (int)SCAN_ITEMS_MAX;
+
+    if (++s->items <= (size_t)most)
         return SCAN_OK;
-    err_set(s->why, CODE_INVALID_ARGUMENT, "%s.%s: more than %d", type->short_name, field,
-            SCAN_ITEMS_MAX);
+    err_set(s->why, CODE_INVALID_ARGUMENT, "%s.%s: more than %d", type->short_name, field, most);
     return SCAN_REFUSED;
 }
 

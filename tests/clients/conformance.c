@@ -6,7 +6,8 @@
 // Fields are separated by tabs; an empty one means the default; receipts are hex.
 // An answer is "ok" and fields, or "error", code, retryable, sqlstate, message.
 // `work` does what the kind of a job says and prints "start ID ATTEMPT" for
-// each; a job of kind "wait" runs until SIGUSR1.
+// each; a job of kind "wait" runs until SIGUSR1, one of kind "lost" until it is
+// told that it is lost (and fails then).
 #include <awa.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -180,12 +181,39 @@ static int call_connect(awa_connection **connection, const struct command *comma
 {
     struct awa_connect_options options = {.worker_name = or_null(field(command, 2)),
                                           .request_timeout_ms = atoi(field(command, 3))};
+    struct awa_receipt id = read_receipt(field(command, 4));
+    struct awa_session session;
     struct awa_error error;
+    if (id.length_bytes == sizeof session.id) {
+        memcpy(session.id, id.bytes, sizeof session.id);
+        options.resume = &session;
+    }
     awa_close(*connection);
     *connection = NULL;
     if (awa_connect(field(command, 1), &options, connection, &error) != AWA_OK)
         return print_error(&error);
-    return printf("ok\n");
+    session = awa_connection_session(*connection);
+    memcpy(id.bytes, session.id, sizeof session.id);
+    id.length_bytes = sizeof session.id;
+    printf("ok\t");
+    print_receipt(&id);
+    return printf("\t%d\n", awa_connection_resumed(*connection));
+}
+
+static int call_heartbeat(awa_connection *connection, const struct command *command)
+{
+    struct awa_receipt receipts[ITEMS_MAX];
+    bool lost[ITEMS_MAX];
+    struct awa_error error;
+    size_t count = command->count - 1;
+    for (size_t i = 0; i < count; i++)
+        receipts[i] = read_receipt(field(command, 1 + i));
+    if (awa_heartbeat(connection, receipts, count, lost, &error) != AWA_OK)
+        return print_error(&error);
+    printf("ok");
+    for (size_t i = 0; i < count; i++)
+        printf("\t%d", lost[i]);
+    return printf("\n");
 }
 
 static int call_ping(awa_connection *connection)
@@ -216,6 +244,8 @@ static int call(awa_connection **connection, const struct command *command)
         return call_finish(*connection, command);
     if (strcmp(name, "release") == 0)
         return call_release(*connection, command);
+    if (strcmp(name, "heartbeat") == 0)
+        return call_heartbeat(*connection, command);
     if (strcmp(name, "counts") == 0)
         return call_counts(*connection, command);
     if (strcmp(name, "ping") == 0)
@@ -267,6 +297,8 @@ static struct awa_outcome handle(const struct awa_job *job, void *context)
     fflush(stdout);
     if (strcmp(job->kind, "wait") == 0)
         wait_for_permission();
+    while (strcmp(job->kind, "lost") == 0 && !awa_job_lost(job))
+        usleep(1000);
     bool is_first = strcmp(job->kind, "snooze") == 0 ? age_ms < 500 : job->attempt == 1;
     return is_first ? read_outcome(job->kind, 500, "asked for by the test") : awa_complete();
 }
@@ -293,8 +325,8 @@ static int work(char **argv)
     awa_worker_free(worker);
     if (code != AWA_OK)
         return print_error(&error), 1;
-    printf("ok %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", stats.executed, stats.done,
-           stats.not_accepted, stats.reconnects);
+    printf("ok %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", stats.executed,
+           stats.done, stats.not_accepted, stats.reconnects, stats.resumed);
     return 0;
 }
 

@@ -67,8 +67,16 @@ class CDriver:
         assert verdict == "ok", f"awa-conformance ended in {fields[0]}"
         return answer
 
-    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS):
-        self.call("connect", address, worker_name, request_timeout_ms)
+    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b""):
+        """(session id, whether it was resumed)"""
+        session_id, resumed = self.call("connect", address, worker_name, request_timeout_ms,
+                                        resume.hex())
+        return bytes.fromhex(session_id), resumed == "1"
+
+    def heartbeat(self, *receipts):
+        """For each: whether it is still held."""
+        return [lost == "0" for lost in
+                self.call("heartbeat", *(receipt.hex() for receipt in receipts))]
 
     def enqueue(self, *jobs):
         fields = [job.get(name, "") for job in jobs for name in JOB_FIELDS]
@@ -199,10 +207,15 @@ class PythonDriver:
             self.client.close()
 
     @translate
-    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS):
+    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b""):
         self.end()
-        self.client = awa.Client(address, worker_name=worker_name,
+        self.client = awa.Client(address, worker_name=worker_name, resume=resume,
                                  timeout=milliseconds(request_timeout_ms))
+        return self.client.session_id, self.client.resumed
+
+    @translate
+    def heartbeat(self, *receipts):
+        return self.client.heartbeat(map(fake_job, receipts))
 
     @translate
     def enqueue(self, *jobs):
@@ -300,6 +313,8 @@ class PythonWorker:
             self.news.notify()
         if job.kind == "wait":
             assert self.may_end.wait(DEADLINE_S)
+        if job.kind == "lost":
+            assert job.lost.wait(DEADLINE_S)
         age = datetime.datetime.now(datetime.timezone.utc) - job.created_at
         first = age < milliseconds(500) if job.kind == "snooze" else job.attempt == 1
         if not first:

@@ -11,7 +11,18 @@ DEADLINE_S = 10
 LIMITS = {"major": 1, "server_version": "fake", "session_id": b"0" * 16,
           "max_frame_bytes": 1 << 22, "max_jobs_per_enqueue": 1000, "max_claim_jobs": 512,
           "max_items_per_finish": 1000, "max_wait_ms": 60_000, "idle_timeout_ms": 60_000,
-          "credit_requests": 1024, "credit_bytes": 1 << 23, "max_args_bytes": 1 << 20}
+          "credit_requests": 1024, "credit_bytes": 1 << 23, "max_args_bytes": 1 << 20,
+          "heartbeat_interval_ms": 20_000, "session_grace_ms": 5_000}
+
+
+def encode(request, **answer):
+    """The frame that answers request."""
+    body = pb.ServerFrame(request_id=request.request_id, **answer).SerializeToString()
+    prefix, rest = bytearray(), len(body)
+    while rest > 0x7F:
+        prefix.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*prefix, rest]) + body
 
 
 class FakeProxy:
@@ -65,17 +76,15 @@ class Session:
         return frame
 
     def answer(self, request, **answer):
-        body = pb.ServerFrame(request_id=request.request_id, **answer).SerializeToString()
-        prefix, rest = bytearray(), len(body)
-        while rest > 0x7F:
-            prefix.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        self.send(bytes([*prefix, rest]) + body)
+        self.send(encode(request, **answer))
 
     def greet(self, **limits):
         hello = self.expect("hello")
         self.answer(hello, hello_ok=pb.HelloOk(**LIMITS | limits))
         return hello.hello
+
+    def notify(self, kind, receipt=b""):
+        self.answer(pb.ClientFrame(), notice=pb.Notice(kind=kind, receipt=receipt))
 
     def give_jobs(self, claim, *ids, kind="complete"):
         """Answers a Claim with one job an id; the id is the receipt too."""

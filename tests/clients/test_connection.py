@@ -87,6 +87,30 @@ def test_nonsense(driver, fake, nonsense):
     assert "the proxy sent a" in lost.value.message     # not: it sent too little in time
 
 
+def test_notices_are_no_answers(driver, fake):
+    def script(session):
+        session.greet()
+        ping = session.expect("ping")
+        session.notify(pb.ATTEMPT_LOST, b"1")
+        session.notify(pb.DRAINING)
+        session.answer(ping, pong=pb.Pong())
+    play(fake, script)
+    driver.connect(fake.address)
+    driver.ping()
+
+
+def test_resume_by_hand(driver, fake):
+    hellos = []
+
+    def script(session):
+        hellos.append(session.greet(resumed=True, session_id=b"r" * 16))
+    played = play(fake, script)
+    assert driver.connect(fake.address, resume=b"r" * 16) == (b"r" * 16, True)
+    played.join(drivers.DEADLINE_S)
+    assert hellos[0].session_id == b"r" * 16
+    assert not hellos[0].HasField("held")       # it does not say what it holds
+
+
 def test_answer_to_another_request(driver, fake):
     def script(session):
         session.greet()

@@ -53,6 +53,7 @@ def ask_everything(driver, address):
     yield driver.release(b"\x01\x00\xff\x80", b"\x02\x03")
     yield driver.counts("mail")
     yield driver.ping()
+    yield driver.heartbeat(b"\x01\x00\xff\x80", b"\x02\x03")
     with pytest.raises(drivers.CallError) as refused:
         driver.counts("mail")
     error = refused.value
@@ -71,6 +72,7 @@ EXPECTED = [
     [("DONE", "OK", ""), ("STALE", "OK", "")],
     dict(zip(drivers.COUNTS, (1, 2, 3, 4, 5, 6000000000, 7, 8))),
     None,
+    [True, False],
     ("UNAVAILABLE", True, "53300", "no connection to Postgres"),
     3,
 ]

@@ -3,6 +3,7 @@ import pytest
 
 import awa_pb2 as pb
 import drivers
+import fake_proxy
 
 
 def receipts(finish):
@@ -23,13 +24,29 @@ def expect_finish(session, count):
     return frames, items
 
 
+def receive_after_cancel(session):
+    """The next frame that is no CancelRequest, nor the Claim that it names."""
+    while (frame := session.receive()).WhichOneof("request") in ("cancel_request", "claim"):
+        pass
+    return frame
+
+
+def expect_release(session, *receipts):
+    """Collects released receipts until these have come, in whatever order."""
+    released = []
+    while len(released) < len(receipts):
+        frame = receive_after_cancel(session)
+        assert frame.WhichOneof("request") == "release", frame
+        released += frame.release.receipts
+    assert sorted(released) == sorted(receipts)
+
+
 def part(session):
     """Answers Goodbye, letting pass what was on its way."""
-    while (frame := session.receive()).WhichOneof("request") != "goodbye":
-        assert frame.WhichOneof("request") in ("claim", "release"), frame
-        if frame.WhichOneof("request") == "release":
-            session.answer(frame, release_ok=pb.FinishOk(
-                results=[pb.FinishResult(status=pb.DONE)] * len(frame.release.receipts)))
+    while (frame := receive_after_cancel(session)).WhichOneof("request") != "goodbye":
+        assert frame.WhichOneof("request") == "release", frame
+        session.answer(frame, release_ok=pb.FinishOk(
+            results=[pb.FinishResult(status=pb.DONE)] * len(frame.release.receipts)))
     session.answer(frame, goodbye_ok=pb.GoodbyeOk())
 
 
@@ -71,10 +88,7 @@ def test_stop_releases_what_has_not_started_and_waits_for_the_rest(fake, start_w
     session.give_jobs(session.expect("claim"), 1, 2, 3, kind="wait")
     worker.started()
     worker.stop()
-    released = []
-    while len(released) < 2:
-        released += session.expect("release").release.receipts
-    assert sorted(released) == [b"2", b"3"]
+    expect_release(session, b"2", b"3")
     worker.let_end()
     session.settle(session.expect("finish"), pb.DONE)
     session.answer(session.expect("goodbye"), goodbye_ok=pb.GoodbyeOk())
@@ -87,6 +101,7 @@ def test_stop_while_a_claim_waits(fake, start_worker):
     session.greet()
     claim = session.expect("claim")
     worker.stop()
+    assert session.expect("cancel_request").cancel_request.request_id == claim.request_id
     goodbye = session.expect("goodbye")
     session.give_jobs(claim, 1)     # was on its way; never starts
     session.answer(goodbye, goodbye_ok=pb.GoodbyeOk(released=1))
@@ -102,11 +117,10 @@ def test_what_a_claim_brings_after_the_stop_is_released(fake, start_worker):
     worker.started()
     claim = session.expect("claim")
     worker.stop()
+    cancel = session.expect("cancel_request")
     session.give_jobs(claim, 2, 3)      # while job 1 runs, for who knows how long
-    released = []
-    while len(released) < 2:
-        released += session.expect("release").release.receipts
-    assert sorted(released) == [b"2", b"3"]
+    session.answer(cancel, cancel_request_ok=pb.CancelRequestOk())
+    expect_release(session, b"2", b"3")
     worker.let_end()
     session.settle(session.expect("finish"), pb.DONE)
     session.answer(session.expect("goodbye"), goodbye_ok=pb.GoodbyeOk())
@@ -202,27 +216,87 @@ def test_outcomes_survive_a_lost_connection(fake, start_worker):
     expect_finish(session, 1)
     session.close()                 # the outcome may be stored or not
     session = fake.accept()
-    session.greet()
+    assert list(session.greet(resumed=True).held.receipts) == [b"1"]
     frames, items = expect_finish(session, 1)
     assert items == [b"1"]
     session.settle(frames[0], pb.ALREADY_DONE)
     worker.stop()
     part(session)
     stats = worker.join()
-    assert (stats.done, stats.reconnects) == (1, 1)
+    assert (stats.done, stats.reconnects, stats.resumed) == (1, 1, 1)
 
 
-def test_what_had_not_started_is_dropped_with_the_connection(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+def hold_two(fake, worker):
+    """A session with job 1 running and job 2 ready, on a connection that is gone."""
     session = fake.accept()
     session.greet()
     session.give_jobs(session.expect("claim"), 1, 2, kind="wait")
     worker.started()
     session.close()
+
+
+def test_resumes_its_session(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
+    session = fake.accept()
+    hello = session.greet(resumed=True)
+    assert hello.session_id == b"0" * 16
+    assert sorted(hello.held.receipts) == [b"1", b"2"]
+    worker.let_end()
+    frames, items = expect_finish(session, 2)   # both: what had not started runs now
+    assert items == [b"1", b"2"]
+    for frame in frames:
+        session.settle(frame, pb.DONE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.done, stats.resumed) == (2, 2, 1)
+
+
+def test_what_is_lost_meanwhile_never_starts(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
+    session = fake.accept()
+    hello = session.expect("hello")
+    both = fake_proxy.encode(hello, hello_ok=pb.HelloOk(**fake_proxy.LIMITS | {"resumed": True}))
+    both += fake_proxy.encode(pb.ClientFrame(), notice=pb.Notice(kind=pb.ATTEMPT_LOST, receipt=b"2"))
+    session.send(both)      # at once, as the proxy does
+    assert session.expect("claim").claim.max_jobs == 1
+    worker.let_end()
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.DONE)
+    worker.stop()
+    part(session)
+    assert worker.join().executed == 1
+
+
+def test_nothing_starts_without_a_connection(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
+    session = fake.accept()     # the worker waits for HelloOk
+    worker.let_end()
+    hello = session.expect("hello")
+    assert sorted(hello.hello.held.receipts) == [b"1", b"2"]
+    session.answer(hello, hello_ok=pb.HelloOk(**fake_proxy.LIMITS))
+    expect_release(session, b"2")               # not resumed: it goes back, and never ran
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.STALE)
+    worker.stop()
+    part(session)
+    assert worker.join().executed == 1
+    assert worker.starts == []
+
+
+def test_what_had_not_started_is_released_when_the_session_is_gone(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
     session = fake.accept()
     session.greet()
+    assert session.expect("release").release.receipts == [b"2"]
     claim = session.expect("claim")
-    assert claim.claim.max_jobs == 1        # job 1 still runs, job 2 is forgotten
+    assert claim.claim.max_jobs == 1            # job 1 still runs
     worker.let_end()
     frames, items = expect_finish(session, 1)
     assert items == [b"1"]
@@ -241,6 +315,74 @@ def test_pings_when_quiet_and_leaves_a_silent_proxy(fake, start_worker):
     session.answer(session.expect("ping"), pong=pb.Pong())
     session.expect("ping")
     fake.accept().greet()                   # no Pong: a new connection
+
+
+def test_a_draining_proxy_is_left_and_another_found(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, 2, kind="wait")
+    worker.started()
+    claim = session.expect("claim")
+    session.notify(pb.DRAINING)
+    assert session.expect("cancel_request").cancel_request.request_id == claim.request_id
+    expect_release(session, b"2")
+    worker.let_end()
+    session.settle(session.expect("finish"), pb.DONE)
+    session.answer(session.expect("goodbye"), goodbye_ok=pb.GoodbyeOk())
+    session = fake.accept()
+    assert session.greet().session_id == b""    # there is nothing to resume
+    session.expect("claim")
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.done, stats.reconnects) == (1, 1, 1)
+
+
+def test_a_draining_proxy_that_closes_first(fake, start_worker):
+    start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    claim = session.expect("claim")
+    session.notify(pb.DRAINING)
+    session.answer(claim, claim_ok=pb.ClaimOk())
+    session.answer(pb.ClientFrame(), error=pb.Error(code=pb.UNAVAILABLE, retryable=True,
+                                                    message="shutting down"))
+    session.close()
+    session = fake.accept()
+    session.greet()
+    session.expect("claim")
+
+
+def test_a_lost_attempt_is_told_to_its_handler(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, 2, kind="lost")
+    worker.started()
+    session.notify(pb.ATTEMPT_LOST, b"2")       # has not started: never will
+    session.notify(pb.ATTEMPT_LOST, b"unknown")
+    session.notify(99)                          # from a newer proxy
+    assert session.expect("claim").claim.max_jobs == 1
+    session.notify(pb.ATTEMPT_LOST, b"1")
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.STALE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.not_accepted) == (1, 1)
+
+
+def test_a_session_taken_over_by_another_ends_the_worker(fake, start_worker):
+    """Two with one id would take it from each other for ever."""
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.answer(pb.ClientFrame(), error=pb.Error(code=pb.FAILED_PRECONDITION, message="taken"))
+    with pytest.raises(drivers.CallError) as ended:
+        worker.join()
+    assert ended.value.code == "FAILED_PRECONDITION"
 
 
 def test_the_first_connection_must_work(tmp_path, start_worker):

@@ -179,7 +179,7 @@ static void what_could_not_be_handed_back_is_offered_again(void **state)
     turn(world);
     reply_claimed(world, 2, CLAIM_FILLED);
     session_vanished(&world->core.sessions, session);
-    turn(world);
+    wait_us(world, GRACE_US);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 2);
         fail_call(world, call_of(world, DB_FINISH), OUTCOME_NOT_DONE, "57014");
@@ -188,7 +188,7 @@ static void what_could_not_be_handed_back_is_offered_again(void **state)
         wait_us(world, US_PER_S);
     }
     const struct db_call *call = call_of(world, DB_FINISH);
-    assert_int_equal(call->args.finish.orders[0]->outcome, JOB_RELEASE);
+    assert_int_equal(call->args.finish.orders[0]->outcome, JOB_WORKER_LOST);
     assert_int_equal(call->args.finish.orders[1]->receipt.job_id, 2);
     reply_all_done(world, call_of(world, DB_FINISH));
     assert_true(core_is_idle(&world->core));

@@ -15,7 +15,13 @@
 #include "base/clock.h"
 #include "core/core.h"
 
-enum { CALLS_MAX = 64, SENT_MAX = 4096, CONNECTIONS_MAX = 16, UNKNOWN_MAX_US = 15 * 1000 * 1000 };
+enum {
+    CALLS_MAX = 64,
+    SENT_MAX = 4096,
+    CONNECTIONS_MAX = 16,
+    UNKNOWN_MAX_US = 15 * 1000 * 1000,
+    GRACE_US = 5 * US_PER_S,
+};
 
 struct sent {
     handle connection;
@@ -25,6 +31,9 @@ struct sent {
     enum code code;
     int64_t first_job_id;
     enum finish_status statuses[8];
+    bool flag; /* resumed, cancelled */
+    enum notice_kind notice;
+    enum heartbeat_status held[8];
 };
 
 struct world {
@@ -41,8 +50,14 @@ struct world {
     size_t sent_count;
     bool paused[CONNECTIONS_MAX];
     bool closed[CONNECTIONS_MAX];
+    bool stuck[CONNECTIONS_MAX]; /* from then on nothing leaves */
+    uint64_t appended[CONNECTIONS_MAX];
+    uint64_t written[CONNECTIONS_MAX];
+    uint8_t session_ids[CONNECTIONS_MAX][SESSION_ID_BYTES]; /* as told by HelloOk */
     int64_t next_job_id;
 };
+
+enum { ANSWER_BYTES = 100 };
 
 static inline uint64_t world_now_us(void *ctx)
 {
@@ -86,8 +101,20 @@ static inline void note_results(struct sent *sent, const struct answer *answer)
         sent->statuses[i] = answer->of.finish.results[i].status;
 }
 
-static inline void world_send(void *ctx, handle connection, uint64_t request_id,
-                              const struct answer *answer)
+static inline void note_heartbeat(struct sent *sent, const struct answer *answer)
+{
+    sent->count = answer->of.heartbeat.count;
+    for (size_t i = 0; i < sent->count && i < 8; i++)
+        sent->held[i] = answer->of.heartbeat.statuses[i];
+}
+
+static inline uint64_t world_written(void *ctx, handle connection)
+{
+    return ((struct world *)ctx)->written[connection];
+}
+
+static inline uint64_t world_send(void *ctx, handle connection, uint64_t request_id,
+                                  const struct answer *answer)
 {
     struct world *world = ctx;
     struct sent *sent = &world->sent[world->sent_count++];
@@ -110,9 +137,19 @@ static inline void world_send(void *ctx, handle connection, uint64_t request_id,
     case ANSWER_GOODBYE: sent->count = answer->of.released; break;
     case ANSWER_ERROR: sent->code = answer->of.err->code; break;
     case ANSWER_HELLO:
+        sent->flag = answer->of.hello.resumed;
+        memcpy(world->session_ids[connection], answer->of.hello.session_id, SESSION_ID_BYTES);
+        break;
+    case ANSWER_HEARTBEAT: note_heartbeat(sent, answer); break;
+    case ANSWER_CANCEL: sent->flag = answer->of.cancelled; break;
+    case ANSWER_NOTICE: sent->notice = answer->of.notice.kind; break;
     case ANSWER_PONG:
     case ANSWER_COUNTS: break;
     }
+    world->appended[connection] += ANSWER_BYTES;
+    if (!world->stuck[connection])
+        world->written[connection] = world->appended[connection];
+    return world->appended[connection];
 }
 
 static inline void world_set_reading(void *ctx, handle connection, bool reading)
@@ -133,6 +170,7 @@ static inline struct world *world_new(void)
                                .completion_batch_size = 512,
                                .completion_shards = 1,
                                .flush_us = 1000,
+                               .session_grace_us = GRACE_US,
                                .poll_min_us = 5000,
                                .poll_max_us = 250000,
                                .claims_in_flight_max = 4,
@@ -148,6 +186,7 @@ static inline struct world *world_new(void)
                               .idle_connections = world_idle,
                               .drop_control = world_drop_control,
                               .send = world_send,
+                              .written = world_written,
                               .set_reading = world_set_reading,
                               .close = world_close};
     core_init(&world->core, &world->env, &setup);
@@ -341,6 +380,7 @@ static inline void world_end(struct world *world)
         if (session != NULL)
             session_vanished(&world->core.sessions, session->self);
     }
+    sessions_drain(&world->core.sessions, true);
     for (int i = 0; i < 100 && !core_is_idle(&world->core); i++) {
         wait_us(world, 3000);
         if (call_of(world, DB_FINISH) != NULL)

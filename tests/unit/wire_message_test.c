@@ -126,6 +126,86 @@ static void hellos(void **state)
     assert_string_equal(d.why.message, "Hello.worker_name is not UTF-8, or holds a NUL");
 }
 
+static ProtobufCBinaryData some_receipts[HELD_RECEIPTS_MAX + 1];
+static Awa__V1__Held some_held = AWA__V1__HELD__INIT;
+static uint8_t some_bytes[RECEIPT_BYTES_MAX + 1];
+
+static void hold(Awa__V1__Hello *hello, size_t count, size_t bytes)
+{
+    for (size_t i = 0; i < count; i++)
+        some_receipts[i] = (ProtobufCBinaryData){.data = some_bytes, .len = bytes};
+    some_held.n_receipts = count;
+    some_held.receipts = some_receipts;
+    hello->held = &some_held;
+}
+
+static void hello_resumes(Awa__V1__Hello *hello)
+{
+    hello->session_id = (ProtobufCBinaryData){.data = some_bytes, .len = SESSION_ID_BYTES};
+    hold(hello, HELD_RECEIPTS_MAX, RECEIPT_BYTES_MAX);
+}
+
+static void hello_short_id(Awa__V1__Hello *hello)
+{
+    hello->session_id = (ProtobufCBinaryData){.data = some_bytes, .len = SESSION_ID_BYTES - 1};
+}
+
+static void hello_holds_too_many(Awa__V1__Hello *hello)
+{
+    hold(hello, HELD_RECEIPTS_MAX + 1, 1);
+}
+
+static void hello_holds_a_long_one(Awa__V1__Hello *hello)
+{
+    hold(hello, 2, RECEIPT_BYTES_MAX + 1);
+}
+
+static void hellos_that_resume(void **state)
+{
+    (void)state;
+    assert_int_equal(decode_hello(hello_resumes), MESSAGE_OK);
+    assert_int_equal(d.message.frame->hello->held->n_receipts, HELD_RECEIPTS_MAX);
+    assert_int_equal(decode_hello(hello_short_id), MESSAGE_REFUSED);
+    assert_string_equal(d.why.message, "session_id: 15 bytes, must be 16 or none");
+    assert_int_equal(decode_hello(hello_holds_too_many), MESSAGE_REFUSED);
+    assert_string_equal(d.why.message, "Held.receipts: more than 8192");
+    assert_int_equal(decode_hello(hello_holds_a_long_one), MESSAGE_REFUSED);
+    assert_string_equal(d.why.message, "receipt: 65 bytes, at most 64");
+}
+
+static enum message_verdict decode_heartbeat(size_t count, size_t receipt_bytes)
+{
+    static Awa__V1__HeartbeatItem item;
+    static Awa__V1__HeartbeatItem *items[ITEMS_PER_FINISH_MAX + 1];
+    Awa__V1__Heartbeat heartbeat = AWA__V1__HEARTBEAT__INIT;
+    Awa__V1__ClientFrame frame = AWA__V1__CLIENT_FRAME__INIT;
+
+    awa__v1__heartbeat_item__init(&item);
+    item.receipt = (ProtobufCBinaryData){.data = some_bytes, .len = receipt_bytes};
+    for (size_t i = 0; i < count; i++)
+        items[i] = &item;
+    heartbeat.n_items = count;
+    heartbeat.items = items;
+    frame.request_id = 1;
+    frame.request_case = AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT;
+    frame.heartbeat = &heartbeat;
+    return decode_frame(&frame);
+}
+
+static void heartbeats_and_cancels(void **state)
+{
+    (void)state;
+    static const uint8_t cancel[] = {0x08, 1, 0x5a, 2, 0x08, 7};
+
+    assert_int_equal(decode_heartbeat(ITEMS_PER_FINISH_MAX, RECEIPT_BYTES_MAX), MESSAGE_OK);
+    assert_int_equal(decode_heartbeat(0, 1), MESSAGE_REFUSED);
+    assert_string_equal(d.why.message, "items: 0, must be 1 to 1000");
+    assert_int_equal(decode_heartbeat(ITEMS_PER_FINISH_MAX + 1, 1), MESSAGE_REFUSED);
+    assert_int_equal(decode_heartbeat(1, RECEIPT_BYTES_MAX + 1), MESSAGE_REFUSED);
+    assert_int_equal(decode_within(cancel, sizeof cancel, UNPACK_BYTES_MAX), MESSAGE_OK);
+    assert_int_equal(d.message.frame->cancel_request->request_id, 7);
+}
+
 static void golden_bytes(void **state)
 {
     (void)state;
@@ -526,6 +606,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(hellos),
+        TEST(hellos_that_resume),
+        TEST(heartbeats_and_cancels),
         TEST(golden_bytes),
         TEST(broken_frames),
         TEST(unknown_requests_and_fields),

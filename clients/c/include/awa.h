@@ -10,7 +10,10 @@
 // runs its handlers in threads of its own.
 // Units: *_ms are milliseconds, *_us are unix microseconds, *_bytes are bytes.
 // Strings are UTF-8 and end with NUL; JSON is passed as text.
-// Not in it: TCP and TLS, heartbeats, resuming a lost session.
+// Sessions: the proxy keeps a session's attempts for limits.session_grace_ms
+// after its connection is lost. A worker resumes its session by itself; who
+// claims by hand keeps awa_connection_session() and connects with it again.
+// Not in it: TCP and TLS.
 #ifndef AWA_H
 #define AWA_H
 
@@ -61,10 +64,16 @@ const char *awa_code_name(enum awa_code code);
 
 typedef struct awa_connection awa_connection;
 
+// Names a session; as good as a password for it.
+struct awa_session {
+    uint8_t id[16];
+};
+
 struct awa_connect_options {
-    const char *worker_name; // shown to operators; NULL: none
-    int connect_timeout_ms;  // socket and handshake together; 0: 5,000
-    int request_timeout_ms;  // one request, beyond what it asks to wait; 0: 30,000
+    const char *worker_name;          // shown to operators; NULL: none
+    const struct awa_session *resume; // to get back what it holds; NULL: a new session
+    int connect_timeout_ms;           // socket and handshake together; 0: 5,000
+    int request_timeout_ms;           // one request, beyond what it asks to wait; 0: 30,000
 };
 
 // What the proxy allows, as told in its first answer.
@@ -72,6 +81,8 @@ struct awa_limits {
     uint32_t max_frame_bytes, max_args_bytes;
     uint32_t max_jobs_per_enqueue, max_claim_jobs, max_items_per_finish;
     uint32_t max_wait_ms, idle_timeout_ms;
+    uint32_t heartbeat_interval_ms; // send something at least this often
+    uint32_t session_grace_ms;
 };
 
 // Connects to "unix:/path" and says hello. options may be NULL. On AWA_OK
@@ -88,6 +99,11 @@ enum awa_code awa_goodbye(awa_connection *connection, uint32_t *released, struct
 void awa_close(awa_connection *connection);
 
 const struct awa_limits *awa_connection_limits(const awa_connection *connection);
+
+struct awa_session awa_connection_session(const awa_connection *connection);
+
+// Whether the session that options.resume named was still there, with its attempts.
+bool awa_connection_resumed(const awa_connection *connection);
 
 AWA_CHECKED enum awa_code awa_ping(awa_connection *connection, struct awa_error *error);
 
@@ -176,6 +192,12 @@ AWA_CHECKED enum awa_code awa_claim(awa_connection *connection, const struct awa
 
 void awa_jobs_free(struct awa_job **jobs, size_t count);
 
+// Asks which of 1 .. limits.max_items_per_finish attempts this session does
+// not hold any more: lost[i] is set to true for those.
+AWA_CHECKED enum awa_code awa_heartbeat(awa_connection *connection,
+                                        const struct awa_receipt *receipts, size_t count,
+                                        bool *lost, struct awa_error *error);
+
 struct awa_finish {
     struct awa_receipt receipt;
     struct awa_outcome outcome;
@@ -223,6 +245,10 @@ typedef struct awa_worker awa_worker;
 // job is valid until it returns.
 typedef struct awa_outcome (*awa_handler)(const struct awa_job *job, void *context);
 
+// Whether the proxy has said that this attempt ended without its handler: what
+// it does from here on is in vain. For handlers; any thread, any time.
+bool awa_job_lost(const struct awa_job *job);
+
 #define AWA_NO_PREFETCH (-1)
 
 struct awa_worker_options {
@@ -241,6 +267,7 @@ struct awa_worker_stats {
     uint64_t done;         // outcomes that are durable (ALREADY_DONE included)
     uint64_t not_accepted; // outcomes answered STALE, NOT_FOUND or INVALID
     uint64_t reconnects;
+    uint64_t resumed; // reconnects that found the session still there
 };
 
 // Does not connect yet. The strings and the array in options must live as long
@@ -250,7 +277,10 @@ AWA_CHECKED enum awa_code awa_worker_new(const struct awa_worker_options *option
 
 // Works until awa_worker_stop(): then claims nothing more, releases what has
 // not started, waits for the running handlers, and returns AWA_OK when the last
-// outcome is answered. Reconnects by itself (back-off 0.1 .. 5 s); returns an
+// outcome is answered. Reconnects by itself (back-off 0.1 .. 5 s, with jitter)
+// and resumes its session; while there is no connection no handler starts, and
+// those that run go on. A proxy that drains is left once what runs has ended;
+// what has not started is released. Returns an
 // error when the first connection fails, the proxy refuses the worker's
 // requests, or a stopping worker has outcomes and no proxy. Call it once.
 AWA_CHECKED enum awa_code awa_worker_run(awa_worker *worker, struct awa_error *error);

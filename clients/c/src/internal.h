@@ -11,6 +11,8 @@
 
 #include "awa/v1/awa.pb-c.h"
 
+#include <stdatomic.h>
+
 // ---- error.c
 
 // Fills error (may be NULL) and returns code. retryable follows from the code.
@@ -45,9 +47,19 @@ AWA_CHECKED enum awa_code awai_receive(struct awai_stream *stream, int64_t deadl
 struct awa_connection {
     struct awai_stream stream;
     struct awa_limits limits;
+    struct awa_session session;
+    bool resumed;
     uint64_t last_request_id;
     int request_timeout_ms;
 };
+
+enum { AWAI_HELD_MAX = 8192 }; // as awa.proto has it
+
+// awa_connect(); held (NULL: not said) is what the client still holds of options->resume.
+AWA_CHECKED enum awa_code awai_connect(const char *address,
+                                       const struct awa_connect_options *options,
+                                       Awa__V1__Held *held, struct awa_connection **connection,
+                                       struct awa_error *error);
 
 // Sends `message`, a request of this kind, under a new id.
 AWA_CHECKED enum awa_code awai_send_request(struct awa_connection *connection,
@@ -72,6 +84,15 @@ struct awai_wire_finish {
         Awa__V1__Cancel cancel;
     } outcome;
 };
+
+// What awa_job pointers of this library point to.
+struct awai_job {
+    struct awa_job job;
+    atomic_bool lost;
+};
+
+ProtobufCBinaryData awai_receipt_to_wire(const struct awa_receipt *receipt);
+bool awai_receipt_is(const struct awa_receipt *receipt, ProtobufCBinaryData wire);
 
 // *wire points into *receipt and *how.
 void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt *receipt,

@@ -55,12 +55,14 @@ struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire)
 {
     size_t text_bytes = strlen(wire->queue) + strlen(wire->kind) + strlen(wire->traceparent) +
                         wire->args.len + wire->metadata.len + 5;
-    struct awa_job *job = malloc(sizeof *job + text_bytes);
-    if (job == NULL || wire->receipt.len > sizeof job->receipt.bytes) {
-        free(job);
+    struct awai_job *made = malloc(sizeof *made + text_bytes);
+    if (made == NULL || wire->receipt.len > sizeof made->job.receipt.bytes) {
+        free(made);
         return NULL;
     }
-    char *space = (char *)(job + 1);
+    char *space = (char *)(made + 1);
+    struct awa_job *job = &made->job; // the first member, so freeing it frees all
+    atomic_init(&made->lost, false);
     *job = (struct awa_job){
         .id = wire->job_id,
         .priority = wire->priority,
@@ -76,6 +78,11 @@ struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire)
     job->metadata = keep(&space, wire->metadata.data, wire->metadata.len);
     job->traceparent = keep(&space, wire->traceparent, strlen(wire->traceparent));
     return job;
+}
+
+bool awa_job_lost(const struct awa_job *job)
+{
+    return atomic_load(&((const struct awai_job *)job)->lost);
 }
 
 void awa_jobs_free(struct awa_job **jobs, size_t count)
@@ -121,7 +128,7 @@ enum awa_code awa_claim(awa_connection *connection, const struct awa_claim *clai
 
 // ---- Finish and release
 
-static ProtobufCBinaryData receipt_to_wire(const struct awa_receipt *receipt)
+ProtobufCBinaryData awai_receipt_to_wire(const struct awa_receipt *receipt)
 {
     return (ProtobufCBinaryData){
         .len = receipt->length_bytes,
@@ -129,11 +136,17 @@ static ProtobufCBinaryData receipt_to_wire(const struct awa_receipt *receipt)
     };
 }
 
+bool awai_receipt_is(const struct awa_receipt *receipt, ProtobufCBinaryData wire)
+{
+    return receipt->length_bytes == wire.len &&
+           (wire.len == 0 || memcmp(receipt->bytes, wire.data, wire.len) == 0);
+}
+
 void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt *receipt,
                          const struct awa_outcome *how)
 {
     awa__v1__finish_item__init(&wire->item);
-    wire->item.receipt = receipt_to_wire(receipt);
+    wire->item.receipt = awai_receipt_to_wire(receipt);
     char *error = (char *)how->error;
     switch (how->kind) {
     case AWA_OUTCOME_COMPLETE:
@@ -211,7 +224,7 @@ enum awa_code awa_release(awa_connection *connection, const struct awa_receipt *
     if (wire == NULL)
         return awai_out_of_memory(error);
     for (size_t i = 0; i < count; i++)
-        wire[i] = receipt_to_wire(&receipts[i]);
+        wire[i] = awai_receipt_to_wire(&receipts[i]);
     Awa__V1__Release release = AWA__V1__RELEASE__INIT;
     release.n_receipts = count;
     release.receipts = wire;
@@ -222,6 +235,44 @@ enum awa_code awa_release(awa_connection *connection, const struct awa_receipt *
     if (code != AWA_OK)
         return code;
     code = take_results(answer->release_ok, count, results, error);
+    awa__v1__server_frame__free_unpacked(answer, NULL);
+    return code;
+}
+
+// ---- Heartbeat
+
+static enum awa_code take_statuses(const Awa__V1__HeartbeatOk *ok, size_t count, bool *lost,
+                                   struct awa_error *error)
+{
+    if (ok->n_statuses != count)
+        return awai_fail(error, AWA_INTERNAL, "the proxy answered %zu of %zu receipts",
+                         ok->n_statuses, count);
+    for (size_t i = 0; i < count; i++)
+        lost[i] = ok->statuses[i] != AWA__V1__HEARTBEAT_STATUS__HEARTBEAT_OK;
+    return AWA_OK;
+}
+
+enum awa_code awa_heartbeat(awa_connection *connection, const struct awa_receipt *receipts,
+                            size_t count, bool *lost, struct awa_error *error)
+{
+    Awa__V1__HeartbeatItem *items = calloc(count, sizeof *items + sizeof(Awa__V1__HeartbeatItem *));
+    if (items == NULL)
+        return awai_out_of_memory(error);
+    Awa__V1__Heartbeat heartbeat = AWA__V1__HEARTBEAT__INIT;
+    heartbeat.n_items = count;
+    heartbeat.items = (Awa__V1__HeartbeatItem **)(items + count);
+    for (size_t i = 0; i < count; i++) {
+        awa__v1__heartbeat_item__init(&items[i]);
+        items[i].receipt = awai_receipt_to_wire(&receipts[i]);
+        heartbeat.items[i] = &items[i];
+    }
+    Awa__V1__ServerFrame *answer;
+    enum awa_code code = awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT, &heartbeat,
+                                   0, &answer, error);
+    free(items);
+    if (code != AWA_OK)
+        return code;
+    code = take_statuses(answer->heartbeat_ok, count, lost, error);
     awa__v1__server_frame__free_unpacked(answer, NULL);
     return code;
 }

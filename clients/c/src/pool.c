@@ -4,8 +4,6 @@
 // job are nothing beside it.
 #include "pool.h"
 
-#include "internal.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,11 +36,26 @@ struct task *awai_list_pop(struct task_list *list)
     return task;
 }
 
+void awai_task_free(struct task *task)
+{
+    free(task->job);
+    free(task);
+}
+
 void awai_list_clear(struct task_list *list)
 {
-    for (struct task *task; (task = awai_list_pop(list)) != NULL;) {
-        free(task->job);
-        free(task);
+    for (struct task *task; (task = awai_list_pop(list)) != NULL;)
+        awai_task_free(task);
+}
+
+void awai_list_drop(struct task_list *list, ProtobufCBinaryData receipt)
+{
+    for (size_t left = list->count; left > 0; left--) {
+        struct task *task = awai_list_pop(list);
+        if (awai_receipt_is(&task->job->receipt, receipt))
+            awai_task_free(task);
+        else
+            awai_list_push(list, task);
     }
 }
 
@@ -59,11 +72,14 @@ void awai_wake(int wake_fd)
 // The mutex is held, but not while the handler runs.
 static void run_task(struct pool *pool, struct task *task)
 {
-    pool->running++;
+    task->place = pool->running_count++;
+    pool->running[task->place] = task;
     pthread_mutex_unlock(&pool->mutex);
     task->outcome = pool->handler(task->job, pool->context);
     pthread_mutex_lock(&pool->mutex);
-    pool->running--;
+    struct task *last = pool->running[--pool->running_count];
+    pool->running[task->place] = last;
+    last->place = task->place;
     pool->executed++;
     awai_list_push(&pool->finished, task);
     if (pool->finished.count == 1)
@@ -93,12 +109,13 @@ bool awai_pool_init(struct pool *pool, const struct awa_worker_options *options,
         .wake_fd = wake_fd,
         .concurrency = options->concurrency,
         .threads = calloc(options->concurrency, sizeof *pool->threads),
+        .running = calloc(options->concurrency, sizeof *pool->running),
     };
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->work, NULL);
     awai_list_init(&pool->ready);
     awai_list_init(&pool->finished);
-    return pool->threads != NULL;
+    return pool->threads != NULL && pool->running != NULL;
 }
 
 enum awa_code awai_pool_start(struct pool *pool, struct awa_error *error)
@@ -130,6 +147,7 @@ void awai_pool_destroy(struct pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->mutex);
     free(pool->threads);
+    free(pool->running);
 }
 
 // ---- Lists under the mutex
@@ -170,11 +188,45 @@ struct task *awai_pool_pop_finished(struct pool *pool)
     return pop(pool, &pool->finished);
 }
 
+static void add_receipt(const struct task *task, ProtobufCBinaryData *receipts, size_t room,
+                        size_t *count)
+{
+    if (*count < room)
+        receipts[*count] = awai_receipt_to_wire(&task->job->receipt);
+    (*count)++;
+}
+
+size_t awai_pool_receipts(struct pool *pool, ProtobufCBinaryData *receipts, size_t room)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&pool->mutex);
+    for (const struct task *task = pool->ready.first; task != NULL; task = task->next)
+        add_receipt(task, receipts, room, &count);
+    for (size_t i = 0; i < pool->running_count; i++)
+        add_receipt(pool->running[i], receipts, room, &count);
+    for (const struct task *task = pool->finished.first; task != NULL; task = task->next)
+        add_receipt(task, receipts, room, &count);
+    pthread_mutex_unlock(&pool->mutex);
+    return count;
+}
+
+void awai_pool_lose(struct pool *pool, ProtobufCBinaryData receipt)
+{
+    pthread_mutex_lock(&pool->mutex);
+    for (size_t i = 0; i < pool->running_count; i++) {
+        struct awa_job *job = pool->running[i]->job;
+        if (awai_receipt_is(&job->receipt, receipt))
+            atomic_store(&((struct awai_job *)job)->lost, true);
+    }
+    awai_list_drop(&pool->ready, receipt);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
 struct pool_load awai_pool_load(struct pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);
     struct pool_load load = {
-        .held = pool->ready.count + pool->running,
+        .held = pool->ready.count + pool->running_count,
         .finished = pool->finished.count,
     };
     pthread_mutex_unlock(&pool->mutex);

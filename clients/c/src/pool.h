@@ -4,11 +4,11 @@
 // moves it to finished; the worker takes it from there. Every call may be made
 // from any thread. When finished stops being empty, wake_fd (an eventfd that
 // belongs to the worker) is written.
-// Life of a task: ready -> running (on no list) -> finished -> the worker's.
+// Life of a task: ready -> running -> finished -> the worker's, who alone frees it.
 #ifndef AWAI_POOL_H
 #define AWAI_POOL_H
 
-#include "awa.h"
+#include "internal.h"
 
 #include <pthread.h>
 
@@ -16,6 +16,7 @@ struct task {
     struct awa_job *job;
     struct awa_outcome outcome; // set once finished
     uint64_t request_id;        // of the Finish it was sent in
+    size_t place;               // in pool.running
     struct task *next;
 };
 
@@ -28,6 +29,8 @@ void awai_list_init(struct task_list *list);
 void awai_list_push(struct task_list *list, struct task *task);
 struct task *awai_list_pop(struct task_list *list); // NULL: empty
 void awai_list_clear(struct task_list *list);       // frees the tasks
+void awai_task_free(struct task *task);
+void awai_list_drop(struct task_list *list, ProtobufCBinaryData receipt); // frees that task
 
 struct pool {
     awa_handler handler;
@@ -39,7 +42,8 @@ struct pool {
     pthread_cond_t work;   // something is ready, or quitting
     bool quitting;
     struct task_list ready, finished;
-    size_t running;
+    struct task **running; // room for concurrency
+    size_t running_count;
     uint64_t executed;
 };
 
@@ -58,6 +62,11 @@ void awai_pool_push_ready(struct pool *pool, struct task *task);
 void awai_pool_push_finished(struct pool *pool, struct task *task);
 struct task *awai_pool_pop_ready(struct pool *pool);    // NULL: none
 struct task *awai_pool_pop_finished(struct pool *pool); // NULL: none
+
+// The receipts of all tasks, as far as there is room; returns how many there are.
+size_t awai_pool_receipts(struct pool *pool, ProtobufCBinaryData *receipts, size_t room);
+// Its handler is told; one that has not started is dropped.
+void awai_pool_lose(struct pool *pool, ProtobufCBinaryData receipt);
 struct pool_load awai_pool_load(struct pool *pool);
 void awai_wake(int wake_fd); // async-signal-safe
 

@@ -3,9 +3,14 @@
 // What: one loop in the calling thread, which owns the connection; a turn sends
 // what is due (one Finish with all outcomes there are, one Claim for the free
 // room), waits, and takes what has come.
-// Invariants: held (ready and running) <= capacity, all tasks <= 2 * capacity;
-// an outcome is kept until it is answered, so a lost connection loses none: the
-// proxy hands the session's attempts back, and answers a late outcome STALE.
+// A lost connection: what has not started waits, what runs goes on, and the
+// session is resumed with the list of what is still held. If the proxy does not
+// know the session any more, what has not started is released (it may still be
+// ours, after a restart of the proxy), and what runs tells its outcome all the
+// same: DONE if nobody else got the job, STALE otherwise.
+// Leaving (asked to stop, or the proxy drains): nothing is claimed or started.
+// Invariants: held (ready, running, waiting) <= capacity, all tasks <= 2 * capacity;
+// an outcome is kept until it is answered, so a lost connection loses none.
 // Not in it: threads and their lists (pool.c).
 #include "internal.h"
 #include "pool.h"
@@ -33,21 +38,31 @@ struct awa_worker {
     atomic_bool stopping;
     struct pool pool;
     struct awa_connection *connection;
-    struct task_list sent;   // in a Finish that is not answered
-    uint64_t claim_id;       // request id of the Claim in flight; 0: none
-    uint64_t goodbye_id;     // the same for Goodbye
-    bool parted;             // Goodbye is answered
-    int64_t paused_until_ms; // no Claim and no Finish before
+    struct awa_session session; // to resume
+    bool has_session;
+    bool draining;            // says the proxy
+    struct task_list sent;    // in a Finish that is not answered
+    struct task_list waiting; // for a connection: what has not started
+    uint64_t claim_id;        // request id of the Claim in flight; 0: none
+    uint64_t cancelled_id;    // of the Claim that a CancelRequest names
+    uint64_t goodbye_id;      // the same for Goodbye
+    bool parted;              // Goodbye is answered
+    int64_t paused_until_ms;  // no Claim and no Finish before
     int64_t last_heard_ms, last_pinged_ms;
     struct awa_worker_stats stats;
 };
+
+static bool is_leaving(const struct awa_worker *worker)
+{
+    return atomic_load(&worker->stopping) || worker->draining;
+}
 
 // ---- Requests: sent without waiting; the answers come to on_frame()
 
 static size_t wanted_jobs(struct awa_worker *worker)
 {
     struct pool_load load = awai_pool_load(&worker->pool);
-    size_t wanted = worker->capacity - load.held;
+    size_t wanted = worker->capacity - load.held; // nothing waits while there is a connection
     size_t room = 2 * worker->capacity - (load.held + load.finished + worker->sent.count);
     size_t allowed = worker->connection->limits.max_claim_jobs;
     wanted = wanted < room ? wanted : room;
@@ -118,17 +133,33 @@ static enum awa_code send_release(struct awa_worker *worker, ProtobufCBinaryData
                              error);
 }
 
+static enum awa_code release_task(struct awa_worker *worker, struct task *task,
+                                  struct awa_error *error)
+{
+    ProtobufCBinaryData receipt = awai_receipt_to_wire(&task->job->receipt);
+    enum awa_code code = send_release(worker, &receipt, error);
+    awai_task_free(task);
+    return code;
+}
+
 // Gives back what no handler has begun.
 static enum awa_code release_ready(struct awa_worker *worker, struct awa_error *error)
 {
     enum awa_code code = AWA_OK;
-    for (struct task *task;
-         code == AWA_OK && (task = awai_pool_pop_ready(&worker->pool)) != NULL;) {
-        ProtobufCBinaryData receipt = {.data = task->job->receipt.bytes,
-                                       .len = task->job->receipt.length_bytes};
-        code = send_release(worker, &receipt, error);
-        free(task->job);
-        free(task);
+    for (struct task *task; code == AWA_OK && (task = awai_pool_pop_ready(&worker->pool)) != NULL;)
+        code = release_task(worker, task, error);
+    return code;
+}
+
+// A new connection: what waits for it starts, or goes back if its session is gone.
+static enum awa_code place_waiting(struct awa_worker *worker, struct awa_error *error)
+{
+    enum awa_code code = AWA_OK;
+    for (struct task *task; code == AWA_OK && (task = awai_list_pop(&worker->waiting)) != NULL;) {
+        if (worker->connection->resumed && !is_leaving(worker))
+            awai_pool_push_ready(&worker->pool, task);
+        else
+            code = release_task(worker, task, error);
     }
     return code;
 }
@@ -150,6 +181,18 @@ static enum awa_code send_ping(struct awa_worker *worker, struct awa_error *erro
     return awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_PING, &ping, error);
 }
 
+// So that nothing is claimed any more that would only be released.
+static enum awa_code cancel_claim(struct awa_worker *worker, struct awa_error *error)
+{
+    if (worker->claim_id == 0 || worker->claim_id == worker->cancelled_id)
+        return AWA_OK;
+    Awa__V1__CancelRequest cancel = AWA__V1__CANCEL_REQUEST__INIT;
+    cancel.request_id = worker->claim_id;
+    worker->cancelled_id = worker->claim_id;
+    return awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_CANCEL_REQUEST,
+                             &cancel, error);
+}
+
 static enum awa_code send_goodbye(struct awa_worker *worker, struct awa_error *error)
 {
     Awa__V1__Goodbye goodbye = AWA__V1__GOODBYE__INIT;
@@ -165,7 +208,7 @@ static enum awa_code on_jobs(struct awa_worker *worker, const Awa__V1__ClaimOk *
                              struct awa_error *error)
 {
     worker->claim_id = 0;
-    if (atomic_load(&worker->stopping))
+    if (is_leaving(worker))
         return release_unwanted(worker, ok, error);
     for (size_t i = 0; i < ok->n_jobs; i++) {
         struct task *task = calloc(1, sizeof *task);
@@ -194,8 +237,7 @@ static void on_status(struct awa_worker *worker, struct task *task, Awa__V1__Fin
         worker->stats.done++;
     else
         worker->stats.not_accepted++;
-    free(task->job);
-    free(task);
+    awai_task_free(task);
 }
 
 // Settles the tasks sent in request_id: by their results, or all as aborted (ok is NULL).
@@ -225,6 +267,20 @@ static enum awa_code on_error(struct awa_worker *worker, uint64_t request_id,
     return AWA_OK;
 }
 
+static void on_notice(struct awa_worker *worker, const Awa__V1__Notice *notice)
+{
+    switch (notice->kind) {
+    case AWA__V1__NOTICE_KIND__DRAINING: worker->draining = true; break;
+    case AWA__V1__NOTICE_KIND__ATTEMPT_LOST:
+        awai_pool_lose(&worker->pool, notice->receipt);
+        awai_list_drop(&worker->waiting, notice->receipt);
+        break;
+    case AWA__V1__NOTICE_KIND__ATTEMPT_CANCELLED:
+    case AWA__V1__NOTICE_KIND__NOTICE_KIND_UNSPECIFIED:
+    case _AWA__V1__NOTICE_KIND_IS_INT_SIZE: break; // from a newer proxy
+    }
+}
+
 static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFrame *frame,
                               struct awa_error *error)
 {
@@ -237,11 +293,14 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
     case AWA__V1__SERVER_FRAME__ANSWER_ERROR:
         return on_error(worker, frame->request_id, frame->error, error);
     case AWA__V1__SERVER_FRAME__ANSWER_GOODBYE_OK: worker->parted = true; return AWA_OK;
+    case AWA__V1__SERVER_FRAME__ANSWER_NOTICE: on_notice(worker, frame->notice); return AWA_OK;
     case AWA__V1__SERVER_FRAME__ANSWER_PONG:
+    case AWA__V1__SERVER_FRAME__ANSWER_CANCEL_REQUEST_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_RELEASE_OK: return AWA_OK;
     case AWA__V1__SERVER_FRAME__ANSWER_HELLO_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_ENQUEUE_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_QUEUE_COUNTS_OK:
+    case AWA__V1__SERVER_FRAME__ANSWER_HEARTBEAT_OK:
     case AWA__V1__SERVER_FRAME__ANSWER__NOT_SET:
     case _AWA__V1__SERVER_FRAME__ANSWER__CASE_IS_INT_SIZE: break;
     }
@@ -276,26 +335,30 @@ static enum awa_code keep_alive(struct awa_worker *worker, struct awa_error *err
     return quiet && !pinged ? send_ping(worker, error) : AWA_OK;
 }
 
-// Stopping, and nothing is left to do or to be answered.
+// Leaving, and nothing is left to do or to be answered.
 static bool is_drained(struct awa_worker *worker)
 {
     struct pool_load load = awai_pool_load(&worker->pool);
-    return atomic_load(&worker->stopping) && load.held == 0 && load.finished == 0 &&
-           worker->sent.count == 0;
+    return is_leaving(worker) && load.held == 0 && load.finished == 0 && worker->sent.count == 0 &&
+           worker->waiting.count == 0;
 }
 
 static enum awa_code send_what_is_due(struct awa_worker *worker, struct awa_error *error)
 {
-    bool stopping = atomic_load(&worker->stopping);
+    bool leaving = is_leaving(worker);
     enum awa_code code = keep_alive(worker, error);
-    if (code == AWA_OK && stopping)
+    if (code == AWA_OK)
+        code = place_waiting(worker, error);
+    if (code == AWA_OK && leaving)
+        code = cancel_claim(worker, error);
+    if (code == AWA_OK && leaving)
         code = release_ready(worker, error);
     if (code == AWA_OK && awai_now_ms() >= worker->paused_until_ms) {
         code = send_finishes(worker, error);
-        if (code == AWA_OK && !stopping)
+        if (code == AWA_OK && !leaving)
             code = send_claim(worker, error);
     }
-    if (code == AWA_OK && worker->goodbye_id == 0 && is_drained(worker))
+    if (code == AWA_OK && leaving && worker->goodbye_id == 0 && is_drained(worker))
         code = send_goodbye(worker, error);
     return code;
 }
@@ -319,12 +382,13 @@ static void wait_for_events(struct awa_worker *worker)
     drain_wakes(worker);
 }
 
-// Until Goodbye is answered, or the connection fails.
+// Until Goodbye is answered, or the connection fails. AWA_OK: the worker is done.
 static enum awa_code run_session(struct awa_worker *worker, struct awa_error *error)
 {
-    enum awa_code code = AWA_OK;
-    worker->claim_id = 0;
+    worker->claim_id = worker->cancelled_id = worker->goodbye_id = 0;
+    worker->parted = false;
     worker->last_heard_ms = awai_now_ms();
+    enum awa_code code = receive_what_is_there(worker, error); // notices that came with HelloOk
     while (code == AWA_OK && !worker->parted) {
         code = send_what_is_due(worker, error);
         if (code == AWA_OK) {
@@ -333,13 +397,47 @@ static enum awa_code run_session(struct awa_worker *worker, struct awa_error *er
         }
     }
     // Everything was answered before Goodbye, so what goes wrong after it is no loss.
-    return worker->goodbye_id != 0 ? AWA_OK : code;
+    if (worker->goodbye_id == 0)
+        return code;
+    worker->has_session = false;
+    if (atomic_load(&worker->stopping))
+        return AWA_OK;
+    return awai_fail(error, AWA_UNAVAILABLE, "the proxy is shutting down");
+}
+
+// All tasks whose attempts have not ended for sure. False: too many to tell.
+static bool list_held(struct awa_worker *worker, Awa__V1__Held *held)
+{
+    held->receipts = calloc(AWAI_HELD_MAX, sizeof *held->receipts);
+    if (held->receipts == NULL)
+        return false;
+    size_t count = awai_pool_receipts(&worker->pool, held->receipts, AWAI_HELD_MAX);
+    for (const struct task *task = worker->waiting.first; task != NULL; task = task->next) {
+        if (count < AWAI_HELD_MAX)
+            held->receipts[count] = awai_receipt_to_wire(&task->job->receipt);
+        count++;
+    }
+    held->n_receipts = count;
+    return count <= AWAI_HELD_MAX;
 }
 
 static enum awa_code open_connection(struct awa_worker *worker, struct awa_error *error)
 {
     struct awa_connect_options options = {.worker_name = worker->options.name};
-    return awa_connect(worker->options.address, &options, &worker->connection, error);
+    Awa__V1__Held held = AWA__V1__HELD__INIT;
+    bool is_told = false;
+    if (worker->has_session) {
+        options.resume = &worker->session;
+        is_told = list_held(worker, &held);
+    }
+    enum awa_code code = awai_connect(worker->options.address, &options, is_told ? &held : NULL,
+                                      &worker->connection, error);
+    free(held.receipts);
+    if (code == AWA_OK) {
+        worker->session = worker->connection->session;
+        worker->has_session = true;
+    }
+    return code;
 }
 
 static void wait_before_reconnect(struct awa_worker *worker, int backoff_ms)
@@ -357,15 +455,14 @@ static void wait_before_reconnect(struct awa_worker *worker, int backoff_ms)
     }
 }
 
-// What had not started is no longer ours; outcomes without an answer are sent again.
-static void forget_session(struct awa_worker *worker)
+// What had not started waits; outcomes without an answer are sent again.
+static void drop_connection(struct awa_worker *worker)
 {
     awa_close(worker->connection);
     worker->connection = NULL;
-    for (struct task *task; (task = awai_pool_pop_ready(&worker->pool)) != NULL;) {
-        free(task->job);
-        free(task);
-    }
+    worker->draining = false;
+    for (struct task *task; (task = awai_pool_pop_ready(&worker->pool)) != NULL;)
+        awai_list_push(&worker->waiting, task);
     for (struct task *task; (task = awai_list_pop(&worker->sent)) != NULL;)
         awai_pool_push_finished(&worker->pool, task);
 }
@@ -378,8 +475,10 @@ static enum awa_code reconnect(struct awa_worker *worker, struct awa_error *erro
             backoff_ms = BACKOFF_MAX_MS;
         wait_before_reconnect(worker, backoff_ms);
         enum awa_code code = open_connection(worker, error);
-        if (code == AWA_OK)
+        if (code == AWA_OK) {
             worker->stats.reconnects++;
+            worker->stats.resumed += worker->connection->resumed;
+        }
         if (code == AWA_OK || !error->retryable || atomic_load(&worker->stopping))
             return code;
     }
@@ -391,10 +490,12 @@ static enum awa_code run_sessions(struct awa_worker *worker, struct awa_error *e
         enum awa_code code = run_session(worker, error);
         if (code == AWA_OK || !error->retryable)
             return code;
-        forget_session(worker);
+        drop_connection(worker);
         code = reconnect(worker, error);
-        if (code != AWA_OK) // a worker that stops with nothing left to tell needs no proxy
-            return is_drained(worker) ? AWA_OK : code;
+        if (code == AWA_OK)
+            continue;
+        awai_list_clear(&worker->waiting);         // the proxy ends them by itself
+        return is_drained(worker) ? AWA_OK : code; // who stops with nothing to tell needs no proxy
     }
 }
 
@@ -448,6 +549,7 @@ enum awa_code awa_worker_new(const struct awa_worker_options *options, awa_worke
         prefetch = options->prefetch == AWA_NO_PREFETCH ? 0 : (size_t)options->prefetch;
     made->capacity = made->options.concurrency + prefetch;
     awai_list_init(&made->sent);
+    awai_list_init(&made->waiting);
     made->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!awai_pool_init(&made->pool, &made->options, made->wake_fd) || made->wake_fd < 0) {
         awa_worker_free(made);
@@ -462,6 +564,7 @@ void awa_worker_free(awa_worker *worker)
     if (worker == NULL)
         return;
     awai_list_clear(&worker->sent);
+    awai_list_clear(&worker->waiting);
     awai_pool_destroy(&worker->pool);
     if (worker->wake_fd >= 0)
         close(worker->wake_fd);

@@ -17,13 +17,24 @@ JOB_OVERHEAD_BYTES = 32     # tags and lengths of one job in an Enqueue
 class Client:
     """A session with the proxy at "unix:/path". Calls from several threads take turns.
 
-    Leaving the with block says goodbye: attempts still held go back to the queue.
+    Leaving the with block says goodbye: attempts still held go back to the queue. A session whose
+    connection was lost keeps its attempts for a while: resume=session_id gets them back, and
+    resumed tells whether they were still there.
     """
 
-    def __init__(self, address: str, *, worker_name: str = "",
+    def __init__(self, address: str, *, worker_name: str = "", resume: bytes = b"",
                  timeout: datetime.timedelta = datetime.timedelta(seconds=30)) -> None:
-        self._connection = Connection(address, worker_name, timeout.total_seconds())
+        self._connection = Connection(address, worker_name, timeout.total_seconds(), resume=resume)
         self._turn = threading.Lock()
+
+    @property
+    def session_id(self) -> bytes:
+        """As good as a password for the session."""
+        return self._connection.limits.session_id
+
+    @property
+    def resumed(self) -> bool:
+        return self._connection.limits.resumed
 
     def __enter__(self) -> Client:
         return self
@@ -105,6 +116,12 @@ class Client:
         release = pb.Release(receipts=[job.receipt for job in jobs])
         answer = self._call(pb.ClientFrame(release=release), "release_ok")
         return [FinishResult.from_wire(result) for result in answer.release_ok.results]
+
+    def heartbeat(self, jobs: Iterable[Job]) -> list[bool]:
+        """Whether this session still holds the attempts, in order."""
+        items = [pb.HeartbeatItem(receipt=job.receipt) for job in jobs]
+        answer = self._call(pb.ClientFrame(heartbeat=pb.Heartbeat(items=items)), "heartbeat_ok")
+        return [status == pb.HEARTBEAT_OK for status in answer.heartbeat_ok.statuses]
 
     def queue_counts(self, queue: str) -> QueueCounts:
         request = pb.ClientFrame(queue_counts=pb.QueueCounts(queue=queue))

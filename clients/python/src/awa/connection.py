@@ -7,6 +7,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from typing import Sequence
 
 import awa_pb2 as pb
 
@@ -16,7 +17,8 @@ SCHEME = "unix:"
 VERSION = "0.1.0"
 PREFIX_MAX_BYTES = 5
 READ_BYTES = 256 * 1024
-HELLO_MAX_FRAME_BYTES = 4096    # until the proxy has told its limit
+HELLO_MAX_FRAME_BYTES = 1 << 20     # until the proxy has told its limit
+HELD_MAX = 8192
 
 
 def encode_frame(frame: pb.ClientFrame) -> bytes:
@@ -31,11 +33,16 @@ def encode_frame(frame: pb.ClientFrame) -> bytes:
 
 
 class Connection:
-    """One session. Not for several threads at once."""
+    """One connection of a session. Not for several threads at once.
+
+    resume is the id of a session that is to be resumed, held the receipts that the client still
+    holds of it (None: it does not say).
+    """
 
     limits: pb.HelloOk
 
-    def __init__(self, address: str, worker_name: str, timeout_s: float) -> None:
+    def __init__(self, address: str, worker_name: str, timeout_s: float, *, resume: bytes = b"",
+                 held: Sequence[bytes] | None = None) -> None:
         if not address.startswith(SCHEME):
             raise Error(Code.INVALID_ARGUMENT, "the address must look like unix:/path")
         self._received = bytearray()
@@ -49,11 +56,14 @@ class Connection:
         except OSError as failure:
             self.close()
             raise Error(Code.UNAVAILABLE, f"cannot connect to {address}: {failure}") from failure
-        self._greet(worker_name)
+        self._greet(worker_name, resume, held)
 
-    def _greet(self, worker_name: str) -> None:
+    def _greet(self, worker_name: str, resume: bytes, held: Sequence[bytes] | None) -> None:
         hello = pb.Hello(major=1, minor=0, client_name="awa-python", client_version=VERSION,
-                         language="python", worker_name=worker_name)
+                         language="python", worker_name=worker_name, session_id=resume)
+        if resume and held is not None and len(held) <= HELD_MAX:
+            hello.held.SetInParent()
+            hello.held.receipts.extend(held)
         try:
             self.limits = self.call(pb.ClientFrame(hello=hello), "hello_ok").hello_ok
         except Error:
@@ -132,7 +142,11 @@ class Connection:
         """Sends request and returns its answer, which must be of the kind `expected`. An answer
         that does not come in time closes the connection: it could be taken for another's."""
         request_id = self.send(request)
-        answer = self.receive(wait_s + self._timeout_s)
+        deadline = time.monotonic() + wait_s + self._timeout_s
+        while True:     # past the notices: they are for those who wait for nothing in particular
+            answer = self.receive(max(0.0, deadline - time.monotonic()))
+            if answer is None or not answer.HasField("notice"):
+                break
         if answer is None:
             raise self._lost("the proxy did not answer in time")
         kind = answer.WhichOneof("answer")

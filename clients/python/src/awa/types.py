@@ -6,6 +6,7 @@ import datetime
 import enum
 import functools
 import json
+import threading
 from typing import Any, ClassVar, Mapping
 
 import awa_pb2 as pb
@@ -72,6 +73,9 @@ class Job:
     created_at: datetime.datetime
     raw_metadata: bytes
     traceparent: str
+    # Set when the proxy says that this attempt ended without its handler, who works in vain then.
+    lost: threading.Event = dataclasses.field(default_factory=threading.Event, repr=False,
+                                              compare=False)
 
     @functools.cached_property
     def args(self) -> Any:

@@ -2,8 +2,13 @@
 
 One loop, in the thread that calls run(), owns the connection; a turn sends what is due (one Finish
 with all outcomes there are, one Claim for the free room), waits, and takes what has come. An
-outcome is kept until it is answered, so a lost connection loses none: the proxy hands the session's
-attempts back, and answers a late outcome STALE.
+outcome is kept until it is answered, so a lost connection loses none.
+
+A lost connection: what has not started waits, what runs goes on, and the session is resumed with
+the list of what is still held. If the proxy does not know the session any more, what has not
+started is released (it may still be ours, after a restart of the proxy), and what runs tells its
+outcome all the same: DONE if nobody else got the job, STALE otherwise. Leaving (asked to stop, or
+the proxy drains): nothing is claimed or started.
 """
 from __future__ import annotations
 
@@ -36,6 +41,7 @@ class WorkerStats:
     done: int = 0           # outcomes that are durable
     not_accepted: int = 0   # outcomes answered STALE, NOT_FOUND or INVALID
     reconnects: int = 0
+    resumed: int = 0        # reconnects that found the session still there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Worker:
 
     handler(job) runs in up to `concurrency` threads at once. It returns None or an Outcome or
     raises one; any other exception means Retry with its text. `prefetch` more jobs are held ready
-    (default: as many again).
+    (default: as many again). job.lost is set when the attempt has ended without its handler.
     """
 
     def __init__(self, address: str, queues: Sequence[str], handler: Handler, *,
@@ -75,6 +81,9 @@ class Worker:
         self._sent: dict[int, list[Finished]] = {}                          # by request id
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
+        self._draining = False                  # says the proxy
+        self._session_id = b""                  # to resume
+        self._waiting: list[Job] = []           # for a connection: what has not started
 
     def stop(self) -> None:
         """May be called from any thread and from a signal handler. run() then claims nothing more,
@@ -85,7 +94,7 @@ class Worker:
     def run(self) -> None:
         """Reconnects by itself; raises when the first connection fails or the proxy refuses the
         worker's requests. Call it once."""
-        self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
+        self._connect()
         self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "awa-handler")
         try:
             while not self._run_session() and self._reconnect():
@@ -98,35 +107,55 @@ class Worker:
 
     # The loop
 
+    @property
+    def _leaving(self) -> bool:
+        return self._stopping or self._draining
+
+    def _connect(self) -> None:
+        finished = [done.job for done in self._finished]
+        held = [job.receipt for job in [*self._futures.values(), *finished, *self._waiting]]
+        self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S,
+                                      resume=self._session_id, held=held)
+        self._session_id = self._connection.limits.session_id
+
     def _run_session(self) -> bool:
-        """True when all is done, False when the connection was lost."""
-        self._claim_id = self._goodbye_id = 0
+        """True when all is done, False when there is to be another connection."""
+        self._claim_id = self._goodbye_id = self._cancelled_id = 0
         self._parted = False
         self._paused_until = 0.0
         self._last_heard = self._last_pinged = time.monotonic()
         try:
+            self._receive_what_is_there()       # notices that came with HelloOk
+            self._place_waiting()
             while not self._parted:
                 self._send_what_is_due()
                 self._wait_for_events()
-                while not self._parted and (frame := self._connection.receive(0)) is not None:
-                    self._on_frame(frame)
+                self._receive_what_is_there()
         except Error as error:
             if self._goodbye_id == 0 and not error.retryable:
                 raise
         # Everything was answered before Goodbye, so what goes wrong after it is no loss.
-        return self._goodbye_id != 0
+        if self._goodbye_id != 0:
+            self._session_id = b""
+        return self._goodbye_id != 0 and self._stopping
+
+    def _receive_what_is_there(self) -> None:
+        while not self._parted and (frame := self._connection.receive(0)) is not None:
+            self._on_frame(frame)
 
     def _send_what_is_due(self) -> None:
+        leaving = self._leaving     # it may change in between
         self._keep_alive()
         self._collect()
-        if self._stopping:
+        if leaving:
+            self._cancel_claim()
             self._release_ready()
         if time.monotonic() >= self._paused_until:
             self._send_finishes()
-            if not self._stopping:
+            if not leaving:
                 self._send_claim()
         drained = not (self._futures or self._finished or self._sent)
-        if self._stopping and drained and self._goodbye_id == 0:
+        if leaving and drained and self._goodbye_id == 0:
             self._goodbye_id = self._connection.send(pb.ClientFrame(goodbye=pb.Goodbye()))
 
     def _keep_alive(self) -> None:
@@ -156,11 +185,11 @@ class Worker:
             pass
 
     def _reconnect(self) -> bool:
-        """What had not started is no longer ours; outcomes without an answer are sent again. A
-        worker that is stopping tries once; False when it has nothing left to tell."""
+        """What had not started waits; outcomes without an answer are sent again. A worker that is
+        stopping tries once; False when it has nothing left to tell."""
         self._connection.close()
-        for future in [future for future in self._futures if future.cancel()]:
-            del self._futures[future]
+        self._draining = False
+        self._waiting += self._take_ready()
         for sent in self._sent.values():
             self._finished += sent
         self._sent.clear()
@@ -170,12 +199,14 @@ class Worker:
                 select.select([self._wake_fd], [], [], backoff_s * random.uniform(0.5, 1))
                 self._drain_wakes()
             try:
-                self._connection = Connection(self._address, self._name, CONNECT_TIMEOUT_S)
+                self._collect()
+                self._connect()
                 self.stats.reconnects += 1
+                self.stats.resumed += self._connection.limits.resumed
                 return True
             except Error as error:
                 if self._stopping and not (self._futures or self._finished):
-                    return False
+                    return False        # the proxy ends what waits by itself
                 if self._stopping or not error.retryable:
                     raise
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -209,9 +240,29 @@ class Worker:
                 raise
             self._sent[request_id] = part
 
-    def _release_ready(self) -> None:
+    def _take_ready(self) -> list[Job]:
+        """What no handler has begun."""
         ready = [future for future in self._futures if future.cancel()]
-        self._release([self._futures.pop(future).receipt for future in ready])
+        return [self._futures.pop(future) for future in ready]
+
+    def _release_ready(self) -> None:
+        self._release([job.receipt for job in self._take_ready()])
+
+    def _place_waiting(self) -> None:
+        """On a new connection: what waits for it starts, or goes back if its session is gone."""
+        waiting, self._waiting = self._waiting, []
+        if not self._connection.limits.resumed or self._leaving:
+            self._release([job.receipt for job in waiting])
+            return
+        for job in waiting:
+            self._start(job)
+
+    def _cancel_claim(self) -> None:
+        """So that nothing is claimed any more that would only be released."""
+        if self._claim_id not in (0, self._cancelled_id):
+            self._cancelled_id = self._claim_id
+            cancel = pb.CancelRequest(request_id=self._claim_id)
+            self._connection.send(pb.ClientFrame(cancel_request=cancel))
 
     def _release(self, receipts: list[bytes]) -> None:
         limit = self._connection.limits.max_items_per_finish
@@ -232,22 +283,39 @@ class Worker:
                 self._on_error(frame.request_id, frame.error)
             case "goodbye_ok":
                 self._parted = True
-            case "pong" | "release_ok":
+            case "notice":
+                self._on_notice(frame.notice)
+            case "pong" | "release_ok" | "cancel_request_ok":
                 pass
             case _:
                 raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
 
     def _on_jobs(self, claim_ok: pb.ClaimOk) -> None:
         self._claim_id = 0
-        if self._stopping:
+        if self._leaving:
             if self._goodbye_id == 0:   # else Goodbye hands them back
                 self._release([wire.receipt for wire in claim_ok.jobs])
             return
         for wire in claim_ok.jobs:
-            job = Job.from_wire(wire)
-            future = self._pool.submit(run_handler, self._handler, job)
-            self._futures[future] = job
-            future.add_done_callback(lambda _: self._wake())
+            self._start(Job.from_wire(wire))
+
+    def _start(self, job: Job) -> None:
+        future = self._pool.submit(run_handler, self._handler, job)
+        self._futures[future] = job
+        future.add_done_callback(lambda _: self._wake())
+
+    def _on_notice(self, notice: pb.Notice) -> None:
+        if notice.kind == pb.DRAINING:
+            self._draining = True
+        elif notice.kind == pb.ATTEMPT_LOST:
+            self._waiting = [job for job in self._waiting if job.receipt != notice.receipt]
+            lost = [future for future, job in self._futures.items()
+                    if job.receipt == notice.receipt]
+            for future in lost:
+                if future.cancel():
+                    del self._futures[future]
+                else:
+                    self._futures[future].lost.set()
 
     def _on_finish_ok(self, request_id: int, finish_ok: pb.FinishOk) -> None:
         for done, result in zip(self._sent.pop(request_id, []), finish_ok.results):
