@@ -38,6 +38,10 @@ class Proxy:
         self.process.wait(DEADLINE_S)
 
 
+def is_healthy(proxy):
+    return "level=fatal" not in proxy.log() and "Sanitizer" not in proxy.log()
+
+
 def wait_for(condition):
     deadline = time.monotonic() + DEADLINE_S
     while not (result := condition()):

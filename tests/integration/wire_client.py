@@ -34,18 +34,33 @@ def varint(number):
     return bytes(out)
 
 
-class Client:
-    """One connection. Answers that come out of order are kept until asked for."""
+def statuses(results):
+    return [pb.FinishStatus.Name(result.status) for result in results]
 
-    def __init__(self, path, hello=True):
+
+class Client:
+    """One connection. Answers that come out of order are kept until asked for, and so are notices.
+
+    hello: False sends none; otherwise its fields beyond those of every test.
+    """
+
+    def __init__(self, path, hello=()):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(DEADLINE_S)
         self.socket.connect(str(path))
         self.buffer = bytearray()
         self.answers = {}
+        self.notices = []
         self.next_id = 1
-        if hello:
-            self.limits = self.call(hello=pb.Hello(major=1, client_name="test")).hello_ok
+        if hello is not False:
+            greeting = pb.Hello(major=1, client_name="test", **dict(hello))
+            self.limits = self.call(hello=greeting).hello_ok
+
+    @classmethod
+    def resume(cls, path, before, held=None):
+        """Resumes the session of a client; held: the jobs that it still holds (None: not said)."""
+        told = {} if held is None else {"held": pb.Held(receipts=[job.receipt for job in held])}
+        return cls(path, {"session_id": before.limits.session_id, **told})
 
     def send_raw(self, data):
         self.socket.sendall(data)
@@ -83,24 +98,43 @@ class Client:
         while request_id not in self.answers:
             frame = self.read_frame()
             assert frame is not None, "closed before the answer"
+            if frame.HasField("notice"):
+                assert frame.request_id == 0
+                self.notices.append(frame)
+                continue
             assert frame.request_id not in self.answers, "answered twice"
             self.answers[frame.request_id] = frame
         return self.answers.pop(request_id)
+
+    def notice(self):
+        """The next notice; answers on the way are kept."""
+        while not self.notices:
+            frame = self.read_frame()
+            assert frame is not None, "closed before the notice"
+            if frame.HasField("notice"):
+                self.notices.append(frame)
+            else:
+                self.answers[frame.request_id] = frame
+        return self.notices.pop(0).notice
 
     def call(self, **request):
         return self.answer(self.send(**request))
 
     def rest(self):
-        """All frames up to the end of the stream."""
+        """All frames up to the end of the stream, without the notices."""
         frames = []
         while (frame := self.read_frame()) is not None:
-            frames.append(frame)
+            (self.notices if frame.HasField("notice") else frames).append(frame)
         return frames
 
     def close(self):
         self.socket.close()
 
     # what most tests want to say
+
+    def heartbeat(self, *jobs):
+        items = [pb.HeartbeatItem(receipt=job.receipt) for job in jobs]
+        return list(self.call(heartbeat=pb.Heartbeat(items=items)).heartbeat_ok.statuses)
 
     def enqueue(self, queue, *args, **fields):
         jobs = [pb.NewJob(queue=queue, kind="test", args=arg, **fields) for arg in args]
