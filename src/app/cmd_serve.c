@@ -98,7 +98,7 @@ static uint64_t env_send(void *ctx, handle connection, uint64_t request_id,
     struct buf *out = net_output(server->net, connection);
 
     if (out == NULL)
-        return 0;
+        return SENT_NOWHERE;
     answer_add(out, &server->scratch, request_id, answer);
     return net_appended(server->net, connection);
 }

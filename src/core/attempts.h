@@ -21,7 +21,8 @@ struct attempt {
     struct list_node node; /* owner list, or spare */
     struct list *owner;    /* session->attempts; NULL: its session is gone */
     struct receipt receipt;
-    uint64_t sent_at; /* where its ClaimOk ends in the connection's output; 0: it has left */
+    uint64_t sent_at; /* where its ClaimOk ends in the connection's output (env->send); 0: it has
+                       * left */
     unsigned endings; /* items under way that want to end it */
     enum job_outcome leave_as; /* without an owner: how it ends if those do not end it */
 };

@@ -15,6 +15,8 @@
 #include "core/answer.h"
 #include "core/db.h"
 
+#define SENT_NOWHERE UINT64_MAX
+
 struct env {
     void *ctx;
     uint64_t (*now_us)(void *ctx);
@@ -25,7 +27,8 @@ struct env {
     /* Ends the control session, and with it all that it holds; core_control_lost follows. */
     void (*drop_control)(void *ctx, const struct err *why);
 
-    /* Returns where the frame ends in the connection's output; 0: it takes none any more. */
+    /* Returns where the frame ends in the connection's output; SENT_NOWHERE: it takes none any
+     * more. */
     uint64_t (*send)(void *ctx, handle connection, uint64_t request_id,
                      const struct answer *answer);
     /* How much of that output has left for the peer; known until session_vanished has returned. */

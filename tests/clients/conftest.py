@@ -2,6 +2,7 @@
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,27 +74,60 @@ def wait_until_ready(proxy):
 
 
 @pytest.fixture(scope="session")
-def proxy():
-    """The address of a real proxy."""
+def database_url():
+    """A migrated database on a private cluster."""
     with tempfile.TemporaryDirectory(prefix="awa-clients-") as name:
         folder = pathlib.Path(name)
         folder.chmod(0o755)
-        address = f"unix:{folder}/awa.sock"
         url = subprocess.run([CLUSTER, "start", folder / "pg"], check=True, text=True,
                              stdout=subprocess.PIPE).stdout.strip()
         try:
-            env = os.environ | {"AWA_DATABASE_URL": url}
-            program = BUILD / "src/app/awa-proxy"
-            subprocess.run([program, "migrate"], check=True, env=env)
-            served = subprocess.Popen([program, "serve", "--listen", address], env=env,
-                                      stderr=subprocess.PIPE)
-            try:
-                wait_until_ready(served)
-                yield address
-            finally:
-                served.terminate()
-                served.wait(40)
-                served.stderr.close()
-            assert served.returncode == 0
+            subprocess.run([BUILD / "src/app/awa-proxy", "migrate"], check=True,
+                           env=os.environ | {"AWA_DATABASE_URL": url})
+            yield url
         finally:
             subprocess.run([CLUSTER, "destroy", folder / "pg"], check=True)
+
+
+class Served:
+    """A real proxy in a process."""
+
+    def __init__(self, address, url):
+        self.address = address
+        self.process = subprocess.Popen(
+            [BUILD / "src/app/awa-proxy", "serve", "--listen", address],
+            env=os.environ | {"AWA_DATABASE_URL": url}, stderr=subprocess.PIPE)
+        wait_until_ready(self.process)
+
+    def end(self, number=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait(40)
+        self.process.stderr.close()
+        return self.process.returncode
+
+
+@pytest.fixture(scope="session")
+def proxy(database_url):
+    """The address of a real proxy."""
+    with tempfile.TemporaryDirectory(prefix="awa-clients-") as folder:
+        served = Served(f"unix:{folder}/awa.sock", database_url)
+        try:
+            yield served.address
+        finally:
+            code = served.end()
+        assert code == 0
+
+
+@pytest.fixture
+def serve(database_url, tmp_path):
+    """Starts a real proxy of the test's own, always at the same address."""
+    started = []
+
+    def run():
+        started.append(Served(f"unix:{tmp_path}/awa.sock", database_url))
+        return started[-1]
+
+    yield run
+    for served in started:
+        served.end(signal.SIGKILL)

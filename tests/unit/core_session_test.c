@@ -334,7 +334,27 @@ static void what_never_left_for_the_client_goes_back_untouched(void **state)
     assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 3);
     assert_int_equal(call_of(world, DB_FINISH)->args.finish.orders[0]->outcome, JOB_RELEASE);
     reply_all_done(world, call_of(world, DB_FINISH));
-    assert_int_equal(held_by(world, resume(world, 2, 1)), 2);
+    world->stuck[2] = true;
+    handle back = resume(world, 2, 1);
+    assert_int_equal(held_by(world, back), 2);
+    vanish(world, back); /* not even HelloOk has left: what the old connection brought is held */
+    assert_null(call_of(world, DB_FINISH));
+    world_end(world);
+}
+
+static void what_comes_for_a_connection_that_has_just_gone_goes_back_untouched(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    claim(world, session, 10, 3, 1000);
+    turn(world);
+    world->gone[1] = true;
+    reply_claimed(world, 3, CLAIM_FILLED);
+    vanish(world, session);
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 3);
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.orders[0]->outcome, JOB_RELEASE);
     world_end(world);
 }
 
@@ -628,6 +648,7 @@ int main(void)
         cmocka_unit_test(a_hello_takes_over_from_a_connection_that_seems_to_live),
         cmocka_unit_test(of_two_that_resume_at_once_the_second_has_it),
         cmocka_unit_test(what_never_left_for_the_client_goes_back_untouched),
+        cmocka_unit_test(what_comes_for_a_connection_that_has_just_gone_goes_back_untouched),
         cmocka_unit_test(what_the_client_does_not_list_goes_back_and_what_is_gone_is_told),
         cmocka_unit_test(a_finish_whose_connection_is_gone_still_counts),
         cmocka_unit_test(an_attempt_that_is_being_ended_when_the_grace_ends),

@@ -51,6 +51,7 @@ struct world {
     bool paused[CONNECTIONS_MAX];
     bool closed[CONNECTIONS_MAX];
     bool stuck[CONNECTIONS_MAX]; /* from then on nothing leaves */
+    bool gone[CONNECTIONS_MAX];  /* and core does not know yet */
     uint64_t appended[CONNECTIONS_MAX];
     uint64_t written[CONNECTIONS_MAX];
     uint8_t session_ids[CONNECTIONS_MAX][SESSION_ID_BYTES]; /* as told by HelloOk */
@@ -146,6 +147,8 @@ static inline uint64_t world_send(void *ctx, handle connection, uint64_t request
     case ANSWER_PONG:
     case ANSWER_COUNTS: break;
     }
+    if (world->gone[connection])
+        return SENT_NOWHERE;
     world->appended[connection] += ANSWER_BYTES;
     if (!world->stuck[connection])
         world->written[connection] = world->appended[connection];

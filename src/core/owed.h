@@ -1,0 +1,19 @@
+/* owed: the requests that a session has not been answered yet, and its credit.
+ *
+ * What: an owed request is on its session's list and in the table of request ids, and has taken the
+ * credit it costs; removing it gives that back. A session without credit is not read.
+ * Invariants: what is given back was taken; Finish and Release cost no credit but are counted, so
+ * that their number stays bounded too.
+ */
+#ifndef CORE_OWED_H
+#define CORE_OWED_H
+
+#include "core/session.h"
+
+bool owed_id_in_use(const struct sessions *sessions, handle session, uint64_t request_id);
+void owed_add(struct session *session, struct request *request);
+
+/* From then on its answer goes nowhere. */
+void owed_remove(struct session *session, struct request *request);
+
+#endif
