@@ -33,14 +33,29 @@ def job_row(url, job_id):
     return job_rows(url, [job_id])[job_id]
 
 
+def claim_all(client, count, queue="q"):
+    """Claims until that many jobs have come."""
+    jobs = []
+    while len(jobs) < count:
+        part = client.claim(queue, jobs=count - len(jobs), wait_ms=15000)
+        assert part, f"{len(jobs)} of {count} came"
+        jobs += part
+    return jobs
+
+
 def hold(proxy, count, queue="q"):
     """A client that holds `count` jobs of its own."""
     client = Client(proxy.socket)
     client.enqueue(queue, *[b"{}"] * count)
-    jobs = []
-    while len(jobs) < count:
-        jobs += client.claim(queue, jobs=count - len(jobs), wait_ms=5000)
-    return client, jobs
+    return client, claim_all(client, count, queue)
+
+
+def let_turn(proxy):
+    """The proxy has noticed what happened before, and looked at its timers since."""
+    client = Client(proxy.socket)
+    for _ in range(3):
+        client.call(ping=pb.Ping())
+    client.close()
 
 
 def stop(proxy, *clients):
@@ -55,6 +70,7 @@ def test_within_the_grace(start, own_database):
     proxy = start(*DRAIN_OPTION)
     old, jobs = hold(proxy, 3)
     old.close()
+    let_turn(proxy)
     new = Client.resume(proxy.socket, old, held=jobs)
     assert new.limits.resumed and new.limits.session_id == old.limits.session_id
     assert new.heartbeat(*jobs) == [pb.HEARTBEAT_OK] * 3
@@ -144,9 +160,7 @@ def test_what_the_client_never_got_goes_back_untouched(start, own_database):
     new = Client.resume(proxy.socket, old, held=[jobs[0], forged])
     notice = new.notice()
     assert (notice.kind, notice.receipt) == (pb.ATTEMPT_LOST, b"nonsense")
-    again = []
-    while len(again) < 2:
-        again += new.claim("q", jobs=2 - len(again), wait_ms=5000)
+    again = claim_all(new, 2)
     assert sorted((job.job_id, job.attempt) for job in again) == sorted((job.job_id, 1) for job in jobs[1:])
     assert statuses(new.complete(jobs[0], *again)) == ["DONE"] * 3
     assert job_row(own_database, jobs[1].job_id) == ("completed", 1, [])
@@ -165,9 +179,7 @@ def test_a_claim_that_never_left_the_proxy_goes_back_untouched(start, own_databa
     wait_for(lambda: producer.counts("q").running == 32)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     client.close()
-    jobs = []
-    while len(jobs) < 32:
-        jobs += producer.claim("q", jobs=32, wait_ms=5000)
+    jobs = claim_all(producer, 32)
     assert {job.attempt for job in jobs} == {1}
     stop(proxy, producer)
 
