@@ -235,7 +235,7 @@ static void within_the_grace_a_session_is_resumed(void **state)
     assert_memory_equal(world->session_ids[1], world->session_ids[2], SESSION_ID_BYTES);
     assert_int_equal(held_by(world, back), 3);
     assert_int_equal(world->core.sessions.table.count, 1);
-    wait_us(world, 3 * GRACE_US);
+    wait_us(world, (uint64_t)3 * GRACE_US);
     assert_null(call_of(world, DB_FINISH)); /* the old grace is over, and is no more */
     struct receipt receipt = receipt_of(world, back, 0);
     complete(world, back, 11, &receipt);
@@ -314,7 +314,7 @@ static void of_two_that_resume_at_once_the_second_has_it(void **state)
     assert_true(world->closed[2]);
     assert_null(session_of(&world->core.sessions, first));
     assert_int_equal(held_by(world, second), 2);
-    wait_us(world, 3 * GRACE_US);
+    wait_us(world, (uint64_t)3 * GRACE_US);
     assert_null(call_of(world, DB_FINISH));
     world_end(world);
 }
