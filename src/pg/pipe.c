@@ -162,29 +162,6 @@ static bool is_idle_transaction(PGTransactionStatusType status)
            status == PQTRANS_ACTIVE; /* active: the next segment already runs */
 }
 
-/* The server tells of these by itself. Without the look a connection that only reads would stay
- * with what was the primary. */
-static bool is_read_only(const struct pipe *pipe)
-{
-    static const char *const names[] = {"in_hot_standby", "default_transaction_read_only"};
-
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *value = PQparameterStatus(pipe->connection, names[i]);
-        if (value != NULL && strcmp(value, "on") == 0)
-            return true;
-    }
-    return false;
-}
-
-static void leave_read_only(struct pipe *pipe)
-{
-    struct err err;
-
-    err_set(&err, CODE_UNAVAILABLE, "the server has become read only");
-    err_set_sqlstate(&err, "25006");
-    pipe_break(pipe, &err);
-}
-
 /* A Sync was answered: the segment is committed, or rolled back as a whole. */
 static void end_segment(struct pipe *pipe)
 {
@@ -199,8 +176,6 @@ static void end_segment(struct pipe *pipe)
     clear_segment(pipe);
     if (pipe->state == PIPE_READY && !is_idle_transaction(PQtransactionStatus(pipe->connection)))
         break_with_text(pipe, "a transaction was left open");
-    else if (pipe->state == PIPE_READY && pipe->owed.count == 0 && is_read_only(pipe))
-        leave_read_only(pipe);
 }
 
 static void take_result(struct pipe *pipe, PGresult *result)

@@ -463,24 +463,31 @@ def sessions_of(cluster, url):
                                 " AND application_name = 'awa-proxy'", name)]
 
 
-def test_ptrap_09_failover_without_closed_sockets(start, cluster, own_database):
-    """Also of a proxy that has nothing to write."""
+def test_ptrap_09_failover_without_closed_sockets(start, cluster, own_database, new_database):
+    """Also of a proxy that has nothing to write, and of connections that it does not use."""
+    quiet_database = new_database()
+    quiet = start(url=quiet_database)
+    waiting = Client(quiet.socket)
+    claim = waiting.send(claim=pb.Claim(queues=["q"], max_jobs=1, wait_ms=60000))
     proxies = [start() for _ in range(3)]
     wait_leader(own_database, proxies)
+    wait_leader(quiet_database, [quiet])
     Client(proxies[2].socket).counts("q")  # opens a data connection
     load = Load(proxies[:2])
     load.goes_on()
-    old = [pid for p in proxies for pool in ("control", "data") for pid in backends(p, pool)]
+    old = [pid for p in (*proxies, quiet) for pool in ("control", "data") for pid in backends(p, pool)]
     try:
         set_read_only(cluster, "on")
-        wait_for(lambda: all("event=pg_read_only" in p.log() for p in proxies))
+        wait_for(lambda: all("event=pg_read_only" in p.log() for p in (*proxies, quiet)))
         # Every connection of all proxies leaves, the control connections and so the leadership too.
-        wait_for(lambda: not set(old) & set(sessions_of(cluster, own_database)))
+        wait_for(lambda: not set(old) & set(sessions_of(cluster, own_database) + sessions_of(cluster, quiet_database)))
         wait_for(lambda: leaders(cluster.superuser_url(own_database.split("/")[3].split("?")[0])) == [])
     finally:
         set_read_only(cluster, "off")
     load.goes_on()
     wait_leader(own_database, proxies)
+    wait_for(lambda: Client(quiet.socket).enqueue("q", b"{}")[0].job_id)
+    assert len(waiting.answer(claim).claim_ok.jobs) == 1
     load.finish_all(proxies[0], own_database)
 
 
@@ -512,7 +519,7 @@ def test_ptrap_06_before_the_server_exists_and_restarts(awa_proxy, tmp_path_fact
         subprocess.run([awa_proxy, "migrate", "--database", own.url()], check=True, stdout=subprocess.DEVNULL, timeout=60)
         for proxy in proxies:
             proxy.wait_ready()
-        for mode in ("fast", "immediate", "fast"):
+        for mode in ("fast", "immediate"):
             wait_leader(own.url(), proxies)
             own.tool("stop", "--mode", mode)
             own.tool("start")
