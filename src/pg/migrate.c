@@ -15,6 +15,8 @@
 #include <string.h>
 
 #include "pg/migrations.h"
+#include "pg/schema.h"
+#include "pg/url.h"
 
 enum {
     CONNECT_WAIT_S = 10,
@@ -30,14 +32,6 @@ struct migrator {
     bool schema_exists;
     int version; /* the schema's; 0 = nothing is there */
 };
-
-static int known_version(void)
-{
-    int version = 0;
-    while (migrations[version].version != 0)
-        version++;
-    return version;
-}
 
 __attribute__((format(printf, 1, 2))) static bool refuse(const char *format, ...)
 {
@@ -104,27 +98,15 @@ static PGresult *ask(struct migrator *m, const char *what, const char *sql)
     return NULL;
 }
 
-/* libpq's own complaint about a malformed URL may quote the password, so the
- * syntax is checked first and its message dropped. */
-static bool url_is_sound(const char *url)
-{
-    char *message = NULL;
-    PQconninfoOption *options = PQconninfoParse(url, &message);
-    PQfreemem(message);
-    if (options == NULL)
-        return refuse("the database URL is malformed (it is not shown, it may hold a password)");
-    PQconninfoFree(options);
-    return true;
-}
-
 static bool connect_database(struct migrator *m)
 {
     char wait_s[12];
     snprintf(wait_s, sizeof wait_s, "%d", CONNECT_WAIT_S);
     const char *names[] = {"connect_timeout", "fallback_application_name", "dbname", NULL};
     const char *values[] = {wait_s, "awa-proxy migrate", m->request->url, NULL};
-    if (!url_is_sound(m->request->url))
-        return false;
+    struct err err;
+    if (url_check(m->request->url, &err) != CODE_OK)
+        return refuse("%s", err.message);
     m->conn = PQconnectdbParams(names, values, 1);
     if (PQstatus(m->conn) != CONNECTION_OK)
         return refuse("%s", PQerrorMessage(m->conn));
@@ -158,80 +140,30 @@ static bool lock_schema(struct migrator *m)
     return result != NULL;
 }
 
-/* Reads whether the schema exists and how many relations, functions and the
- * like it holds. */
-static bool read_catalogue(struct migrator *m, bool *has_ledger, bool *has_objects)
+static PGresult *read_ledger(struct migrator *m)
 {
-    PGresult *result = ask(
-        m, "reading the catalogue",
-        "SELECT n.oid IS NOT NULL,"
-        " EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid"
-        "         AND relname = 'schema_migrations' AND relkind = 'r'),"
-        " EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)"
-        " OR EXISTS (SELECT FROM pg_proc WHERE pronamespace = n.oid)"
-        " OR EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)"
-        " FROM (SELECT $1::text AS name) want LEFT JOIN pg_namespace n ON n.nspname = want.name");
-    if (result == NULL)
-        return false;
-    m->schema_exists = PQgetvalue(result, 0, 0)[0] == 't';
-    *has_ledger = PQgetvalue(result, 0, 1)[0] == 't';
-    *has_objects = PQgetvalue(result, 0, 2)[0] == 't';
-    PQclear(result);
-    return true;
-}
-
-/* Judges the rows (version, name) of schema_migrations, ordered by version. */
-static bool judge_ledger(struct migrator *m, const PGresult *rows)
-{
-    const char *schema = m->request->schema;
-    int count = PQntuples(rows);
-    int known = known_version();
-    int newest = count == 0 ? 0 : atoi(PQgetvalue(rows, count - 1, 0));
-    if (newest > known)
-        return refuse("schema %s is at version %d, this binary knows up to %d: use a newer binary",
-                      schema, newest, known);
-    if (count == 0)
-        return refuse("schema %s is half installed: its schema_migrations is empty", schema);
-    for (int i = 0; i < count; i++) {
-        if (atoi(PQgetvalue(rows, i, 0)) != i + 1)
-            return refuse("schema %s is half installed: version %d is missing although version %d"
-                          " is there",
-                          schema, i + 1, newest);
-        if (strcmp(PQgetvalue(rows, i, 1), migrations[i].name) != 0)
-            return refuse("schema %s is not from this program: its version %d is \"%s\","
-                          " this binary's is \"%s\"",
-                          schema, i + 1, PQgetvalue(rows, i, 1), migrations[i].name);
-    }
-    m->version = newest;
-    return true;
-}
-
-static bool read_ledger(struct migrator *m)
-{
-    char sql[SQL_BYTES_MAX];
-    snprintf(sql, sizeof sql, "SELECT version, name FROM %s.schema_migrations ORDER BY version",
-             m->schema_quoted);
-    PGresult *rows = PQexec(m->conn, sql);
-    bool ok = PQresultStatus(rows) == PGRES_TUPLES_OK
-                  ? judge_ledger(m, rows)
-                  : explain_failure(m, rows, "reading schema_migrations", sql);
+    char sql[SCHEMA_QUERY_BYTES];
+    PGresult *rows = PQexec(m->conn, schema_ledger_query(m->schema_quoted, sql));
+    if (PQresultStatus(rows) == PGRES_TUPLES_OK)
+        return rows;
+    explain_failure(m, rows, "reading schema_migrations", sql);
     PQclear(rows);
-    return ok;
+    return NULL;
 }
 
 static bool read_state(struct migrator *m)
 {
-    bool has_ledger = false;
-    bool has_objects = false;
-    if (!read_catalogue(m, &has_ledger, &has_objects))
-        return false;
-    if (has_ledger)
-        return read_ledger(m);
-    if (has_objects)
-        return refuse("schema %s holds objects but no schema_migrations: it is half installed or"
-                      " belongs to something else; drop it or name another with --schema",
-                      m->request->schema);
-    return true;
+    PGresult *catalogue = ask(m, "reading the catalogue", schema_catalogue_query);
+    bool has_ledger = catalogue != NULL && schema_has_ledger(catalogue);
+    PGresult *ledger = has_ledger ? read_ledger(m) : NULL;
+    bool ok = catalogue != NULL && (ledger != NULL || !has_ledger);
+    struct err err;
+    if (ok && schema_judge(m->request->schema, catalogue, ledger, &m->schema_exists, &m->version,
+                           &err) != CODE_OK)
+        ok = refuse("%s", err.message);
+    PQclear(catalogue);
+    PQclear(ledger);
+    return ok;
 }
 
 /* Runs a step, or writes it as a line of the psql script. */
@@ -310,10 +242,10 @@ static bool apply(struct migrator *m, const struct migration *migration)
 static bool rebase(struct migrator *m)
 {
     char sql[SQL_BYTES_MAX];
-    if (m->version != known_version())
+    if (m->version != schema_known_version())
         return refuse(
             "schema %s is at version %d, this binary rebases version %d: migrate it first",
-            m->request->schema, m->version, known_version());
+            m->request->schema, m->version, schema_known_version());
     snprintf(sql, sizeof sql, "SELECT %s.rebase();", m->schema_quoted);
     if (!run(m, "rebase", sql))
         return false;
@@ -327,7 +259,7 @@ static bool bring_up(struct migrator *m)
         return false;
     if (m->request->mode == MIGRATE_REBASE)
         return rebase(m);
-    int known = known_version();
+    int known = schema_known_version();
     int found = m->version;
     if (m->request->mode == MIGRATE_PRINT_SQL)
         puts("\\set ON_ERROR_STOP on");

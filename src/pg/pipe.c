@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/mem.h"
+#include "pg/schema.h"
 
 enum {
     CONNECT_MS = 10 * 1000, /* all hosts together */
@@ -28,15 +29,18 @@ struct pipe {
     PGresult *rows;
     bool failed;
     struct err err;
+    PGresult *catalogue; /* while checking */
     struct err broken_err;
 };
 
 static void on_ready(void *ctx, unsigned ready);
+static void start_preparing(struct pipe *pipe);
 
 static void set_state(struct pipe *pipe, enum pipe_state next)
 {
     static const unsigned legal[] = {
-        [PIPE_CONNECTING] = 1u << PIPE_PREPARING | 1u << PIPE_BROKEN,
+        [PIPE_CONNECTING] = 1u << PIPE_CHECKING | 1u << PIPE_BROKEN,
+        [PIPE_CHECKING] = 1u << PIPE_PREPARING | 1u << PIPE_BROKEN,
         [PIPE_PREPARING] = 1u << PIPE_READY | 1u << PIPE_BROKEN,
         [PIPE_READY] = 1u << PIPE_BROKEN,
         [PIPE_BROKEN] = 0,
@@ -162,9 +166,35 @@ static bool is_idle_transaction(PGTransactionStatusType status)
            status == PQTRANS_ACTIVE; /* active: the next segment already runs */
 }
 
+/* The catalogue and, if there is one, the ledger have been read. */
+static void end_checking(struct pipe *pipe)
+{
+    const char *schema = pipe->with.schema;
+    bool exists = false;
+    int version = 0;
+    struct err err;
+
+    if (pipe->catalogue == NULL || (pipe->rows == NULL && schema_has_ledger(pipe->catalogue))) {
+        pipe_break(pipe, &pipe->err);
+        return;
+    }
+    enum code code = schema_judge(schema, pipe->catalogue, pipe->rows, &exists, &version, &err);
+    if (code == CODE_OK)
+        code = schema_require_current(schema, exists, version, &err);
+    clear_segment(pipe);
+    if (code == CODE_OK)
+        start_preparing(pipe);
+    else
+        break_with_text(pipe, err.message); /* for its calls: surely not done */
+}
+
 /* A Sync was answered: the segment is committed, or rolled back as a whole. */
 static void end_segment(struct pipe *pipe)
 {
+    if (pipe->state == PIPE_CHECKING) {
+        end_checking(pipe);
+        return;
+    }
     if (pipe->state == PIPE_PREPARING && pipe->failed)
         pipe_break(pipe, &pipe->err);
     else if (pipe->state == PIPE_PREPARING)
@@ -182,7 +212,11 @@ static void take_result(struct pipe *pipe, PGresult *result)
 {
     ExecStatusType status = PQresultStatus(result);
 
-    if (status == PGRES_TUPLES_OK && pipe->state == PIPE_READY && pipe->rows == NULL) {
+    if (status == PGRES_TUPLES_OK && pipe->state == PIPE_CHECKING && pipe->catalogue == NULL) {
+        pipe->catalogue = result;
+        return;
+    }
+    if (status == PGRES_TUPLES_OK && pipe->state != PIPE_PREPARING && pipe->rows == NULL) {
         pipe->rows = result;
         return;
     }
@@ -198,7 +232,8 @@ static void take_result(struct pipe *pipe, PGresult *result)
 
 static bool owes_something(const struct pipe *pipe)
 {
-    return pipe->state == PIPE_PREPARING || (pipe->state == PIPE_READY && pipe->owed.count > 0);
+    return pipe->state == PIPE_CHECKING || pipe->state == PIPE_PREPARING ||
+           (pipe->state == PIPE_READY && pipe->owed.count > 0);
 }
 
 static void read_notifications(struct pipe *pipe)
@@ -253,18 +288,45 @@ static bool check_encoding(struct pipe *pipe)
     return false;
 }
 
-static void start_preparing(struct pipe *pipe)
+/* Asks what is installed in the schema. A missing ledger is an error of the server's, which stays
+ * inside this segment. */
+static bool send_check(struct pipe *pipe)
 {
-    set_state(pipe, PIPE_PREPARING);
+    PGconn *connection = pipe->connection;
+    const char *schema = pipe->with.schema;
+    const char *values[] = {schema};
+    char query[SCHEMA_QUERY_BYTES];
+    char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
+    bool sent = quoted != NULL &&
+                PQsendQueryParams(connection, schema_catalogue_query, 1, NULL, values, NULL, NULL,
+                                  0) == 1 &&
+                PQsendQueryParams(connection, schema_ledger_query(quoted, query), 0, NULL, NULL,
+                                  NULL, NULL, 0) == 1;
+
+    PQfreemem(quoted);
+    return sent && PQpipelineSync(connection) == 1;
+}
+
+static void start_checking(struct pipe *pipe)
+{
+    set_state(pipe, PIPE_CHECKING);
     if (!check_encoding(pipe))
         return;
     if (PQsetnonblocking(pipe->connection, 1) != 0 || PQenterPipelineMode(pipe->connection) != 1 ||
-        !statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema) ||
-        PQpipelineSync(pipe->connection) != 1) {
+        !send_check(pipe)) {
         break_with_libpq(pipe);
         return;
     }
     flush(pipe);
+}
+
+static void start_preparing(struct pipe *pipe)
+{
+    set_state(pipe, PIPE_PREPARING);
+    if (!statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema) ||
+        PQpipelineSync(pipe->connection) != 1)
+        break_with_libpq(pipe);
+    /* what was read calls flush next */
 }
 
 static void go_on_connecting(struct pipe *pipe)
@@ -273,7 +335,7 @@ static void go_on_connecting(struct pipe *pipe)
     switch (PQconnectPoll(pipe->connection)) {
     case PGRES_POLLING_READING: watch_socket(pipe, WATCH_READ); return;
     case PGRES_POLLING_WRITING: watch_socket(pipe, WATCH_WRITE); return;
-    case PGRES_POLLING_OK: start_preparing(pipe); return;
+    case PGRES_POLLING_OK: start_checking(pipe); return;
     case PGRES_POLLING_FAILED:
     case PGRES_POLLING_ACTIVE: break;
     }
@@ -359,6 +421,7 @@ void pipe_free(struct pipe *pipe)
     CHECK(pipe->owed.count == 0);
     unwatch(pipe); /* before libpq closes the socket */
     PQclear(pipe->rows);
+    PQclear(pipe->catalogue);
     PQfinish(pipe->connection);
     mem_free(pipe);
 }
@@ -391,7 +454,7 @@ int pipe_backend_pid(const struct pipe *pipe)
 
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
 {
-    bool connecting = pipe->state == PIPE_CONNECTING || pipe->state == PIPE_PREPARING;
+    bool connecting = pipe->state < PIPE_READY;
 
     if (connecting && now_us > pipe->since_us + (uint64_t)CONNECT_MS * US_PER_MS)
         break_with_text(pipe, "Postgres did not let us in in time");

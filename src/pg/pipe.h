@@ -1,13 +1,14 @@
 /* pipe: one connection to Postgres in pipeline mode, and the FIFO of answers it owes.
  *
- * What: connects without blocking, prepares the statements of its role, then carries calls. One
+ * What: connects without blocking, refuses a schema that this binary does not fit (schema.h),
+ * prepares the statements of its role, then carries calls. One
  * call is one statement and one Sync: its own transaction. Its done() is called when the Sync's
  * answer arrived, so a result is acted on only after its commit. When the connection breaks, the
  * pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the turn and calls
  * pipe_fail_owed: UNKNOWN where the Sync was already queued, else NOT_DONE. States: CONNECTING ->
- * PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
- * submit to the pool again, which sends later, never from inside done(). Notifications are handed
- * on as they come.
+ * CHECKING -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool.
+ * done() may submit to the pool again, which sends later, never from inside done().
+ * Notifications are handed on as they come.
  */
 #ifndef PG_PIPE_H
 #define PG_PIPE_H
@@ -24,7 +25,7 @@
 #include "pg/params.h"
 #include "pg/statements.h"
 
-enum pipe_state { PIPE_CONNECTING, PIPE_PREPARING, PIPE_READY, PIPE_BROKEN };
+enum pipe_state { PIPE_CONNECTING, PIPE_CHECKING, PIPE_PREPARING, PIPE_READY, PIPE_BROKEN };
 
 struct pipe_result {
     enum outcome outcome;

@@ -530,18 +530,6 @@ def test_closed_standard_descriptors(awa_proxy, own_database, tmp_path):
         proxy.end()
 
 
-def test_hangup_changes_nothing(start):
-    proxy = start(*DRAIN_OPTION)
-    client = Client(proxy.socket)
-    client.enqueue("q", b"{}")
-    job, = client.claim("q", wait_ms=5000)
-    proxy.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "hangup_ignored" in proxy.log())
-    assert statuses(client.complete(job)) == ["DONE"]
-    client.close()
-    assert proxy.stop() == 0
-
-
 def test_other_encoding_is_refused(awa_proxy, cluster, tmp_path):
     cluster.execute("CREATE DATABASE serve_latin1 OWNER awa_owner TEMPLATE template0 ENCODING 'LATIN1'"
                     " LC_COLLATE 'C' LC_CTYPE 'C'")
@@ -563,7 +551,7 @@ def test_starts_before_its_schema(awa_proxy, database, tmp_path):
     try:
         wait_for(lambda: "pg_connect_failed" in proxy.log())
         assert proxy.log().count("pg_connect_failed") <= 2  # once a pool, not once a try
-        assert "schema 'awa' does not exist; run awa-proxy migrate" in proxy.log()
+        assert "schema awa does not exist; run awa-proxy migrate" in proxy.log()
         client = Client(proxy.socket)
         client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
         subprocess.run([awa_proxy, "migrate", "--database", database], check=True, stdout=subprocess.DEVNULL)
@@ -582,8 +570,7 @@ def test_misuse_is_told(awa_proxy):
 
     assert run().returncode == 2 and "AWA_DATABASE_URL" in run().stderr
     assert "pool-size" in run("--pool-size", "x", "--database", "d").stderr
-    assert run("--database", "d", "--listen", "tcp:1").returncode == 1
-    homeless = run("--database", "d", "--listen", "unix:/nowhere/at/all.sock")
+    homeless = run("--database", "dbname=d", "--listen", "unix:/nowhere/at/all.sock")
     assert homeless.returncode == 1 and "folder does not exist" in homeless.stderr
     assert "AWA_LISTEN" in run("--help").stdout
     assert run("-h").stdout == run("--help").stdout

@@ -39,15 +39,18 @@ def statuses(results):
 
 
 class Client:
-    """One connection. Answers that come out of order are kept until asked for, and so are notices.
+    """One connection, to a path or to (host, port). Answers that come out of order are kept until asked for, and so are notices.
 
     hello: False sends none; otherwise its fields beyond those of every test.
     """
 
-    def __init__(self, path, hello=()):
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(DEADLINE_S)
-        self.socket.connect(str(path))
+    def __init__(self, where, hello=()):
+        if isinstance(where, tuple):
+            self.socket = socket.create_connection(where, DEADLINE_S)
+        else:
+            self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.socket.settimeout(DEADLINE_S)
+            self.socket.connect(str(where))
         self.buffer = bytearray()
         self.answers = {}
         self.notices = []
