@@ -5,7 +5,7 @@
  * database_dispatch -> net_turn. So what came in together shares a transaction, and each client is
  * written to once. SIGTERM or SIGINT: stop listening, answer what is in flight, let workers finish
  * what they hold until drain_timeout, hand back the rest, exit 0. A second signal hands back at
- * once. SIGHUP changes nothing: there is nothing to read again.
+ * once. SIGHUP: read the settings again (settings.h).
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #include "app/cmd.h"
 #include "app/database.h"
 #include "app/dispatch.h"
+#include "app/settings.h"
 #include "base/clock.h"
-#include "base/conf.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -27,10 +27,10 @@
 /* The largest ClaimOk, unpacked; args are not copied. */
 enum { ANSWER_BYTES_MAX = 2 * 1024 * 1024 };
 
-/* The loop's, the listener's, the control connection's, the standard ones, and some for libraries.
+/* The loop's, the listeners', the control connection's, the standard ones, and some for libraries.
  */
 enum {
-    OWN_DESCRIPTORS = 24,
+    OWN_DESCRIPTORS = 22 + 2 * LISTENERS_MAX,
     REFUSED_DESCRIPTORS = 64, /* of clients beyond SESSIONS_MAX, while they are told so */
 };
 
@@ -40,7 +40,7 @@ enum {
 };
 
 struct server {
-    struct conf conf;
+    struct settings *settings;
     struct rng rng;
     struct loop *loop;
     struct net *net;
@@ -160,6 +160,19 @@ static void on_closed(void *ctx, uint64_t session)
 
 /* ---- the database ---- */
 
+/* The addresses as they are, separated by commas. */
+static void listening_text(const struct server *server, char *out, size_t out_bytes)
+{
+    const struct address *address = NULL;
+    char text[ADDRESS_TEXT_BYTES];
+    size_t used = 0;
+
+    out[0] = '\0';
+    for (size_t i = 0; (address = net_listening(server->net, i)) != NULL && used < out_bytes; i++)
+        used += (size_t)snprintf(out + used, out_bytes - used, "%s%s", i > 0 ? "," : "",
+                                 address_text(address, text));
+}
+
 static void on_control_up(void *ctx, const char *database)
 {
     struct server *server = ctx;
@@ -172,12 +185,16 @@ static void on_control_up(void *ctx, const char *database)
 static void on_joined(void *ctx)
 {
     struct server *server = ctx;
+    char listening[LISTENERS_MAX * ADDRESS_TEXT_BYTES];
+    char name[NAME_BYTES_MAX], schema[NAME_BYTES_MAX];
 
     if (server->ready)
         return;
     server->ready = true;
-    fprintf(stderr, "ready listen=%s database=%s schema=%s\n", server->conf.listen,
-            server->database_name, server->conf.schema);
+    listening_text(server, listening, sizeof listening);
+    log_ready("listen=%s database=\"%s\" schema=\"%s\"", listening,
+              log_text(name, sizeof name, server->database_name),
+              log_text(schema, sizeof schema, server->settings->conf.schema));
 }
 
 static void on_control_lost(void *ctx)
@@ -247,7 +264,7 @@ static void look_at_drain(void *ctx)
 {
     struct server *server = ctx;
     uint64_t now_us = clock_mono_us();
-    uint64_t patience_us = (uint64_t)server->conf.drain_timeout_ms * US_PER_MS;
+    uint64_t patience_us = (uint64_t)server->settings->conf.drain_timeout_ms * US_PER_MS;
 
     if (server->forced_us == 0 && now_us >= server->drain_since_us + patience_us)
         server->forced_us = now_us;
@@ -267,7 +284,7 @@ static void on_stop_signal(void *ctx)
 
     if (server->drain_since_us == 0) {
         log_event(LOG_INFO, "draining", "sessions=%zu timeout_ms=%u", net_count(server->net),
-                  server->conf.drain_timeout_ms);
+                  server->settings->conf.drain_timeout_ms);
         server->drain_since_us = clock_mono_us();
         net_stop_listening(server->net);
         leader_drain(&server->core.leader);
@@ -277,18 +294,11 @@ static void on_stop_signal(void *ctx)
     look_at_drain(server);
 }
 
-static void on_hangup(void *ctx)
-{
-    (void)ctx;
-    log_event(LOG_INFO, "hangup_ignored", "signal=SIGHUP");
-}
+/* ---- settings ---- */
 
-/* ---- wiring ---- */
-
-static void init_core(struct server *server)
+static struct core_setup core_setup_of(const struct conf *conf)
 {
-    const struct conf *conf = &server->conf;
-    struct core_setup setup = {.claim_batch_size = conf->claim_batch_size,
+    return (struct core_setup){.claim_batch_size = conf->claim_batch_size,
                                .enqueue_batch_size = conf->enqueue_batch_size,
                                .completion_batch_size = conf->completion_batch_size,
                                .completion_shards = conf->completion_shards,
@@ -298,10 +308,28 @@ static void init_core(struct server *server)
                                .poll_max_us = (uint64_t)conf->poll_max_ms * US_PER_MS,
                                .claims_in_flight_max = conf->pool_size,
                                .unknown_max_us =
-                                   (uint64_t)conf->instance_missing_ms * US_PER_MS / 2,
-                               .joined = on_joined,
-                               .joined_ctx = server};
+                                   (uint64_t)conf->instance_missing_ms * US_PER_MS / 2};
+}
 
+static void on_hangup(void *ctx)
+{
+    struct server *server = ctx;
+
+    if (!settings_reload(server->settings))
+        return;
+    struct core_setup setup = core_setup_of(&server->settings->conf);
+    core_configure(&server->core, &setup);
+    database_configure(server->database, &server->settings->conf);
+}
+
+/* ---- wiring ---- */
+
+static void init_core(struct server *server)
+{
+    struct core_setup setup = core_setup_of(&server->settings->conf);
+
+    setup.joined = on_joined;
+    setup.joined_ctx = server;
     server->env = (struct env){.ctx = server,
                                .now_us = env_now_us,
                                .random_u64 = env_random_u64,
@@ -344,8 +372,8 @@ static void init_server(struct server *server)
 
     rng_init(&server->rng);
     arena_init(&server->scratch, ANSWER_BYTES_MAX);
-    server->net = net_new(server->loop, &net, clients_max(&server->conf));
-    server->database = database_new(server->loop, &server->rng, &server->conf, &database);
+    server->net = net_new(server->loop, &net, clients_max(&server->settings->conf));
+    server->database = database_new(server->loop, &server->rng, &server->settings->conf, &database);
     init_core(server);
     loop_add_hook(server->loop, turn_reap, server);
     loop_add_hook(server->loop, turn_core, server);
@@ -372,13 +400,22 @@ static void free_server(struct server *server)
     arena_free(&server->scratch);
 }
 
+static enum code listen_on_all(struct server *server, struct err *err)
+{
+    enum code code = CODE_OK;
+
+    for (size_t i = 0; i < server->settings->listen_count && code == CODE_OK; i++)
+        code = net_listen(server->net, &server->settings->listen[i], err);
+    return code;
+}
+
 static int serve(struct server *server)
 {
     struct err err;
 
     init_server(server);
-    if (net_listen(server->net, server->conf.listen, &err) != CODE_OK) {
-        fprintf(stderr, "awa-proxy: %s\n", err.message);
+    if (listen_on_all(server, &err) != CODE_OK) {
+        fprintf(stderr, "awa-proxy serve: %s\n", err.message);
         free_server(server);
         return CMD_FAILED;
     }
@@ -390,44 +427,76 @@ static int serve(struct server *server)
     return CMD_DONE;
 }
 
-static bool asks_for_help(int argc, char **argv)
+static int run_server(struct settings *settings)
 {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return true;
+    struct server *server = mem_zalloc(sizeof *server);
+    int status = CMD_FAILED;
+
+    log_set_level((enum log_level)settings->conf.log_level);
+    log_set_format((enum log_format)settings->conf.log_format);
+    server->settings = settings;
+    server->loop = loop_new();
+    if (server->loop != NULL) {
+        status = serve(server);
+        loop_free(server->loop);
+    } else {
+        fprintf(stderr, "awa-proxy serve: no event loop\n");
+    }
+    mem_free(server);
+    return status;
+}
+
+/* ---- the command line ---- */
+
+/* Takes an option that is no setting out of the arguments; whether it was there. */
+static bool take_option(int *argc, char **argv, const char *option)
+{
+    for (int i = 1; i < *argc; i++) {
+        if (strcmp(argv[i], option) != 0)
+            continue;
+        memmove(&argv[i], &argv[i + 1], (size_t)(*argc - i) * sizeof argv[0]); /* the NULL too */
+        (*argc)--;
+        return true;
+    }
     return false;
+}
+
+static void print_help(void)
+{
+    puts("usage: awa-proxy serve [options]\n\n"
+         "Makes Postgres a job queue for clients on Unix and TCP sockets.\n\n"
+         "  --check-config    judge the settings, print them with their origin, and exit\n"
+         "  --help            this text\n"
+         "  --help-markdown   the same as docs/configuration.md\n\n"
+         "Settings: a flag is stronger than the environment, that than the file, that than the "
+         "default.\n");
+    conf_print_help(stdout);
 }
 
 int cmd_serve(int argc, char **argv)
 {
-    struct server *server = NULL;
-    struct conf conf;
+    struct settings *settings = NULL;
     struct err err;
+    int status = CMD_DONE;
 
-    if (asks_for_help(argc, argv)) {
-        printf("usage: awa-proxy serve [options]\n\nMakes Postgres a job queue for clients on a "
-               "Unix socket.\n\n");
-        conf_print_help(stdout);
+    if (take_option(&argc, argv, "--help") || take_option(&argc, argv, "-h")) {
+        print_help();
         return CMD_DONE;
     }
-    if (conf_load(&conf, argc, argv, getenv, &err) != CODE_OK) {
+    if (take_option(&argc, argv, "--help-markdown")) {
+        conf_print_reference(stdout);
+        return CMD_DONE;
+    }
+    bool only_check = take_option(&argc, argv, "--check-config");
+    settings = mem_zalloc(sizeof *settings);
+    if (settings_load(settings, argc, argv, &err) != CODE_OK) {
         fprintf(stderr, "awa-proxy serve: %s\n", err.message);
-        return CMD_MISUSED;
+        status = CMD_MISUSED;
+    } else if (only_check) {
+        settings_print(settings, stdout);
+    } else {
+        status = run_server(settings);
     }
-    if (conf.database_url[0] == '\0') {
-        fprintf(stderr, "awa-proxy serve: no database: set AWA_DATABASE_URL or --database\n");
-        return CMD_MISUSED;
-    }
-    server = mem_zalloc(sizeof *server);
-    server->conf = conf;
-    server->loop = loop_new();
-    if (server->loop == NULL) {
-        fprintf(stderr, "awa-proxy serve: no event loop\n");
-        mem_free(server);
-        return CMD_FAILED;
-    }
-    int status = serve(server);
-    loop_free(server->loop);
-    mem_free(server);
+    mem_free(settings);
     return status;
 }

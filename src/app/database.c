@@ -183,6 +183,16 @@ static struct pool_setup pool_setup_of(struct database *database, struct loop *l
                                .ctx = database};
 }
 
+void database_configure(struct database *database, const struct conf *conf)
+{
+    struct call_settings *settings = &database->settings;
+
+    settings->queue_lap_ms = conf->queue_lap_ms;
+    settings->claim_lap_ms = conf->claim_lap_ms;
+    settings->completed_retention_ms = conf->completed_retention_ms;
+    settings->closed_ms = conf->closed_ms;
+}
+
 struct database *database_new(struct loop *loop, struct rng *rng, const struct conf *conf,
                               const struct database_handlers *handlers)
 {
@@ -191,14 +201,10 @@ struct database *database_new(struct loop *loop, struct rng *rng, const struct c
     struct pool_setup control = pool_setup_of(database, loop, rng, conf);
 
     database->handlers = *handlers;
-    database->settings =
-        (struct call_settings){.instance = (int64_t)(rng_u64(rng) >> 1),
-                               .instance_missing_ms = conf->instance_missing_ms,
-                               .queue_lap_ms = conf->queue_lap_ms,
-                               .claim_lap_ms = conf->claim_lap_ms,
-                               .completed_retention_ms = conf->completed_retention_ms,
-                               .closed_ms = conf->closed_ms};
+    database->settings.instance = (int64_t)(rng_u64(rng) >> 1);
+    database->settings.instance_missing_ms = conf->instance_missing_ms;
     name_instance(&database->settings);
+    database_configure(database, conf);
     params_init(&database->params);
     arena_init(&database->reply_arena, REPLY_BYTES_MAX);
     data.name = "data";

@@ -24,6 +24,9 @@ struct database_handlers {
 
 struct database *database_new(struct loop *loop, struct rng *rng, const struct conf *conf,
                               const struct database_handlers *handlers);
+/* Laps and retention, from the next step of maintenance on; the rest of conf is not looked at. */
+void database_configure(struct database *database, const struct conf *conf);
+
 void database_free(struct database *database); /* nothing may be running */
 
 void database_submit(struct database *database, struct db_call *call);

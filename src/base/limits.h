@@ -61,6 +61,9 @@ enum {
     READ_BYTES_PER_TURN = 256 * 1024, /* of one connection, so that the others get their turn */
 };
 
+/* Addresses that clients connect to; more: a bad setting. */
+enum { LISTENERS_MAX = 8 };
+
 /* Deadlines. */
 enum {
     HANDSHAKE_MS = 5 * 1000,     /* connect to Hello */

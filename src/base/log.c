@@ -4,13 +4,16 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log_json.h"
 
 static struct {
     enum log_level level;
+    enum log_format format;
     uint64_t second; /* the one that `lines` counts */
     unsigned lines;
     unsigned long dropped;
@@ -30,6 +33,11 @@ static const char *level_name(enum log_level level)
 void log_set_level(enum log_level level)
 {
     log_state.level = level;
+}
+
+void log_set_format(enum log_format format)
+{
+    log_state.format = format;
 }
 
 static bool within_budget(void)
@@ -58,6 +66,24 @@ static size_t used_after(size_t used, int written)
     return (size_t)written < left ? used + (size_t)written : LOG_LINE_BYTES_MAX - 1;
 }
 
+/* The line so far has no newline. */
+static void put_line(char *line, size_t used)
+{
+    char json[LOG_JSON_BYTES_MAX];
+    const char *out = line;
+
+    line[used] = '\0';
+    if (log_state.format == LOG_JSON) {
+        used = log_json(json, line);
+        out = json;
+    } else {
+        line[used++] = '\n';
+    }
+    if (write(STDERR_FILENO, out, used) < 0) {
+        /* stderr is gone: there is nobody left to tell */
+    }
+}
+
 void log_event(enum log_level level, const char *event, const char *format, ...)
 {
     char line[LOG_LINE_BYTES_MAX + 1];
@@ -82,10 +108,21 @@ void log_event(enum log_level level, const char *event, const char *format, ...)
     va_start(args, format);
     used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
     va_end(args);
-    line[used++] = '\n';
-    if (write(STDERR_FILENO, line, used) < 0) {
-        /* stderr is gone: there is nobody left to tell */
-    }
+    put_line(line, used);
+}
+
+void log_ready(const char *format, ...)
+{
+    char line[LOG_LINE_BYTES_MAX + 1];
+    size_t used = 0;
+    va_list args;
+
+    used = used_after(used, snprintf(line, LOG_LINE_BYTES_MAX, "%s",
+                                     log_state.format == LOG_JSON ? "event=ready " : "ready "));
+    va_start(args, format);
+    used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
+    va_end(args);
+    put_line(line, used);
 }
 
 const char *log_text(char *out, size_t out_bytes, const char *text)

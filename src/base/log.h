@@ -1,10 +1,11 @@
-/* log: one event, one line of logfmt on stderr.
+/* log: one event, one line on stderr, as logfmt or as a JSON object.
  *
  * Use: log_event(LOG_WARN, "pg_lost", "pid=%d reason=\"%s\"", pid, reason). The event name is a
  * constant that an operator can search for; the rest is key=value. Quote what may hold spaces with
- * log_text(). Limits: at most LOG_LINES_PER_S lines a second; what is dropped is counted and said
- * in the next line. Never called per job or per request. Never given a secret. State: the level and
- * the line budget are the only mutable static data of the proxy, private to log.c.
+ * log_text(); a value that stays bare holds no space. docs/operations.md lists every event. Limits:
+ * at most LOG_LINES_PER_S lines a second; what is dropped is counted and said in the next line.
+ * Never called per job or per request. Never given a secret. State: the level, the format and the
+ * line budget are the only mutable static data of the proxy, private to log.c.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
@@ -17,9 +18,16 @@ enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
 enum { LOG_LINES_PER_S = 50, LOG_LINE_BYTES_MAX = 1024 };
 
+enum log_format { LOG_LOGFMT, LOG_JSON };
+
 void log_set_level(enum log_level level);
+void log_set_format(enum log_format format);
 
 void log_event(enum log_level level, const char *event, const char *format, ...) PRINTF_LIKE(3, 4);
+
+/* The one line that a supervisor waits for: whatever the level is, and with nothing before "ready".
+ */
+void log_ready(const char *format, ...) PRINTF_LIKE(1, 2);
 
 /* Makes foreign text safe inside a quoted value: no quotes, no control characters, cut to fit. */
 const char *log_text(char *out, size_t out_bytes, const char *text);

@@ -51,6 +51,12 @@ void batcher_init(struct batcher *batcher, const struct batcher_setup *setup)
     batcher->later_timer.fire = on_later;
 }
 
+void batcher_configure(struct batcher *batcher, size_t items_max, uint64_t flush_us)
+{
+    batcher->items_max = items_max;
+    batcher->flush_us = flush_us;
+}
+
 void batcher_free(struct batcher *batcher)
 {
     CHECK(batcher_is_idle(batcher));

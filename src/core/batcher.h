@@ -82,6 +82,9 @@ void batcher_init(struct batcher *batcher, const struct batcher_setup *setup);
 /* Only when nothing is in flight or waiting. */
 void batcher_free(struct batcher *batcher);
 
+/* Other limits, from the next flush on. */
+void batcher_configure(struct batcher *batcher, size_t items_max, uint64_t flush_us);
+
 void batcher_add(struct batcher *batcher, struct batch_item *item);
 
 /* For prepare(): takes the items from `keep` on out of the flush, back to the front of pending. */

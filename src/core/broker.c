@@ -90,6 +90,19 @@ void broker_wake(struct broker *broker, struct bytes queue)
     }
 }
 
+void broker_configure(struct broker *broker, const struct broker_setup *setup)
+{
+    struct list *lists[] = {&broker->waiting, &broker->idle, &broker->ready};
+
+    broker->with.jobs_max = setup->jobs_max;
+    broker->with.poll_min_us = setup->poll_min_us;
+    broker->with.poll_max_us = setup->poll_max_us;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        for (struct list_node *node = lists[i]->first; node != NULL; node = node->next)
+            CONTAINER_OF(node, struct group, node)->pause_us = setup->poll_min_us;
+    broker_wake_all(broker);
+}
+
 /* ---- answering claims ---- */
 
 /* Ends the claim; its jobs, if any, become attempts of the session. */

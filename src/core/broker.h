@@ -42,6 +42,9 @@ struct broker {
 void broker_init(struct broker *broker, const struct broker_setup *setup);
 void broker_free(struct broker *broker);
 
+/* Other limits: jobs_max, poll_min_us and poll_max_us of setup. A group that rests asks at once. */
+void broker_configure(struct broker *broker, const struct broker_setup *setup);
+
 /* A REQUEST_CLAIM of an open session. */
 void broker_take(struct broker *broker, struct session *session, struct request *request);
 

@@ -156,6 +156,17 @@ void core_init(struct core *core, const struct env *env, const struct core_setup
     news_init(&core->news, env, &core->timers, &core->broker);
 }
 
+void core_configure(struct core *core, const struct core_setup *setup)
+{
+    struct broker_setup broker = {.jobs_max = (uint32_t)setup->claim_batch_size,
+                                  .poll_min_us = setup->poll_min_us,
+                                  .poll_max_us = setup->poll_max_us};
+
+    finisher_configure(&core->finisher, setup->completion_batch_size, setup->flush_us);
+    enqueuer_configure(&core->enqueuer, setup->enqueue_batch_size, setup->flush_us);
+    broker_configure(&core->broker, &broker);
+}
+
 void core_free(struct core *core)
 {
     leader_stop(&core->leader);

@@ -51,6 +51,10 @@ struct core_setup {
 /* env must outlive the core; the core must not move (its parts point at each other). */
 void core_init(struct core *core, const struct env *env, const struct core_setup *setup);
 
+/* Takes other limits while it runs: batch sizes, flush_us, polling. The rest of setup is not looked
+ * at. */
+void core_configure(struct core *core, const struct core_setup *setup);
+
 /* Only when core_is_idle and no session is left. */
 void core_free(struct core *core);
 

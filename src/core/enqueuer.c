@@ -229,6 +229,11 @@ void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup
     ids_init(&enqueuer->ids, setup->env, setup->timers, on_no_ids);
 }
 
+void enqueuer_configure(struct enqueuer *enqueuer, size_t items_max, uint64_t flush_us)
+{
+    batcher_configure(&enqueuer->batcher, items_max, flush_us);
+}
+
 void enqueuer_free(struct enqueuer *enqueuer)
 {
     ids_stop(&enqueuer->ids);

@@ -37,6 +37,8 @@ struct enqueuer_setup {
 void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup);
 void enqueuer_free(struct enqueuer *enqueuer);
 
+void enqueuer_configure(struct enqueuer *enqueuer, size_t items_max, uint64_t flush_us);
+
 void enqueuer_take(struct enqueuer *enqueuer, struct request *request);
 
 void enqueuer_forget_ids(struct enqueuer *enqueuer);

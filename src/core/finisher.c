@@ -385,6 +385,15 @@ void finisher_init(struct finisher *finisher, const struct finisher_setup *setup
     }
 }
 
+void finisher_configure(struct finisher *finisher, size_t items_max, uint64_t flush_us)
+{
+    for (size_t i = 0; i < finisher->shard_count; i++) {
+        struct finisher_shard *shard = &finisher->shards[i];
+        batcher_configure(&shard->completes, items_max, flush_us);
+        batcher_configure(&shard->others, shard->others.items_max, flush_us);
+    }
+}
+
 void finisher_free(struct finisher *finisher)
 {
     CHECK(finisher->offers.count == 0);

@@ -53,6 +53,8 @@ struct finisher_setup {
 void finisher_init(struct finisher *finisher, const struct finisher_setup *setup);
 void finisher_free(struct finisher *finisher);
 
+void finisher_configure(struct finisher *finisher, size_t items_max, uint64_t flush_us);
+
 /* REQUEST_FINISH or REQUEST_RELEASE of a session. */
 void finisher_take(struct finisher *finisher, struct request *request);
 

@@ -47,7 +47,8 @@ struct connection {
 struct net {
     struct loop *loop;
     struct net_handlers handlers;
-    struct listener *listener;
+    struct listener *listeners[LISTENERS_MAX];
+    size_t listener_count;
     struct slots connections;
     size_t count_max;
     bool full; /* and that was logged */
@@ -463,15 +464,24 @@ struct net *net_new(struct loop *loop, const struct net_handlers *handlers, size
     return net;
 }
 
-enum code net_listen(struct net *net, const char *address, struct err *err)
+enum code net_listen(struct net *net, const struct address *address, struct err *err)
 {
-    return listener_open(net->loop, address, on_accept, net, &net->listener, err);
+    CHECK(net->listener_count < LISTENERS_MAX);
+    enum code code = listener_open(net->loop, address, on_accept, net,
+                                   &net->listeners[net->listener_count], err);
+    net->listener_count += code == CODE_OK;
+    return code;
+}
+
+const struct address *net_listening(const struct net *net, size_t at)
+{
+    return at < net->listener_count ? listener_address(net->listeners[at]) : NULL;
 }
 
 void net_stop_listening(struct net *net)
 {
-    listener_close(net->listener);
-    net->listener = NULL;
+    while (net->listener_count > 0)
+        listener_close(net->listeners[--net->listener_count]);
 }
 
 size_t net_count(const struct net *net)

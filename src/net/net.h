@@ -16,6 +16,7 @@
 #include "base/err.h"
 #include "base/slots.h"
 #include "ev/loop.h"
+#include "net/address.h"
 
 struct net;
 
@@ -33,7 +34,9 @@ struct net_handlers {
 struct net *net_new(struct loop *loop, const struct net_handlers *handlers, size_t count_max);
 void net_free(struct net *net); /* closes what is left, without a word */
 
-enum code net_listen(struct net *net, const char *address, struct err *err) MUST_CHECK;
+/* One more address, LISTENERS_MAX at most; and which they are, by number, then NULL. */
+enum code net_listen(struct net *net, const struct address *address, struct err *err) MUST_CHECK;
+const struct address *net_listening(const struct net *net, size_t at);
 void net_stop_listening(struct net *net);
 
 /* Where to append answers; they leave in net_turn. NULL when the connection takes none any more. */

@@ -39,7 +39,8 @@ def statuses(results):
 
 
 class Client:
-    """One connection, to a path or to (host, port). Answers that come out of order are kept until asked for, and so are notices.
+    """One connection, to a path or to (host, port). Answers that come out of order are kept until asked for, and
+    so are notices.
 
     hello: False sends none; otherwise its fields beyond those of every test.
     """
