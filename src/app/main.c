@@ -1,6 +1,7 @@
 /* Entry point: finds the subcommand in a table and runs it. Everything else,
  * options included, is the subcommand's. */
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,22 +11,60 @@
 
 struct command {
     const char *name;
+    const char *verb; /* its second word, or NULL */
     int (*run)(int argc, char **argv);
     const char *summary;
 };
 
 static const struct command commands[] = {
-    {"serve", cmd_serve, "be the daemon that clients connect to"},
-    {"migrate", cmd_migrate, "bring the database schema to this binary's version"},
+    {"serve", NULL, cmd_serve, "be the daemon that clients connect to"},
+    {"migrate", NULL, cmd_migrate, "bring the database schema to this binary's version"},
+    {"status", NULL, cmd_status, "what the schema holds as a whole"},
+    {"queue", "counts", cmd_queue_counts, "how many jobs in which state"},
+    {"job", "get", cmd_job_get, "one job, its state and its body"},
 };
 static const size_t command_count = sizeof commands / sizeof commands[0];
 
 static void print_usage(FILE *out)
 {
+    char name[32];
+
     fputs("usage: awa-proxy COMMAND [options]\n\n", out);
-    for (size_t i = 0; i < command_count; i++)
-        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < command_count; i++) {
+        const struct command *command = &commands[i];
+        snprintf(name, sizeof name, "%s %s", command->name,
+                 command->verb != NULL ? command->verb : "");
+        fprintf(out, "  %-14s%s\n", name, command->summary);
+    }
     fputs("\n`awa-proxy COMMAND --help` describes its options.\n", out);
+}
+
+/* The command of these words; *used is how many they are. NULL when there is none. */
+static const struct command *find_command(int argc, char **argv, int *used)
+{
+    for (size_t i = 0; i < command_count; i++) {
+        const struct command *command = &commands[i];
+        *used = command->verb != NULL ? 2 : 1;
+        if (argc > *used && strcmp(argv[1], command->name) == 0 &&
+            (command->verb == NULL || strcmp(argv[2], command->verb) == 0))
+            return command;
+    }
+    return NULL;
+}
+
+/* Of what follows, only a word where one belongs is shown: it may hold a password. */
+static void complain(int argc, char **argv)
+{
+    bool is_first_word = false;
+
+    for (size_t i = 0; i < command_count; i++)
+        is_first_word |= strcmp(argv[1], commands[i].name) == 0;
+    if (!is_first_word)
+        fprintf(stderr, "awa-proxy: no command \"%.40s\"\n", argv[1]);
+    else if (argc > 2)
+        fprintf(stderr, "awa-proxy %s: no command \"%.40s\"\n", argv[1], argv[2]);
+    else
+        fprintf(stderr, "awa-proxy %s: needs a second word\n", argv[1]);
 }
 
 /* A standard descriptor that is closed would be given to the next socket, and what is meant for
@@ -43,12 +82,12 @@ static void open_standard_files(void)
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
+    int used = 0;
 
     open_standard_files();
-    for (size_t i = 0; i < command_count; i++) {
-        if (strcmp(name, commands[i].name) == 0)
-            return commands[i].run(argc - 1, argv + 1);
-    }
+    const struct command *command = find_command(argc, argv, &used);
+    if (command != NULL)
+        return command->run(argc - used, argv + used);
     if (strcmp(name, "--version") == 0) {
         puts("awa-proxy " AWA_VERSION);
         return CMD_DONE;
@@ -58,7 +97,7 @@ int main(int argc, char **argv)
         return CMD_DONE;
     }
     if (*name != '\0')
-        fprintf(stderr, "awa-proxy: no command \"%s\"\n", name);
+        complain(argc, argv);
     print_usage(stderr);
     return CMD_MISUSED;
 }
