@@ -79,6 +79,12 @@ static void open_standard_files(void)
         close(fd);
 }
 
+/* What was printed and is lost is a failure too. */
+static int finish(int status)
+{
+    return fflush(stdout) != 0 && status == CMD_DONE ? CMD_FAILED : status;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -87,7 +93,7 @@ int main(int argc, char **argv)
     open_standard_files();
     const struct command *command = find_command(argc, argv, &used);
     if (command != NULL)
-        return command->run(argc - used, argv + used);
+        return finish(command->run(argc - used, argv + used));
     if (strcmp(name, "--version") == 0) {
         puts("awa-proxy " AWA_VERSION);
         return CMD_DONE;

@@ -1,6 +1,7 @@
 """Fixtures: both clients behind one driver, a fake proxy, and a real one on a private cluster."""
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -63,14 +64,15 @@ def start_worker(driver):
 
 
 def wait_until_ready(proxy):
-    """Reads its log up to the line that tells; the rest stays in the pipe, which is large enough
-    for what a proxy says in a test."""
+    """Reads its log up to the line that tells its addresses, and returns these; the rest stays in
+    the pipe, which is large enough for what a proxy says in a test."""
     log = b""
-    while not log.endswith(b"\n") or b"ready " not in log:
+    while (said := re.search(rb"^ready listen=(\S+) .*\n", log, re.MULTILINE)) is None:
         assert select.select([proxy.stderr], [], [], READY_S)[0], f"not ready: {log}"
         part = os.read(proxy.stderr.fileno(), 4096)
         assert part, f"the proxy ended: {log}"
         log += part
+    return said[1].decode().split(",")
 
 
 @pytest.fixture(scope="session")
@@ -92,12 +94,12 @@ def database_url():
 class Served:
     """A real proxy in a process."""
 
-    def __init__(self, address, url):
-        self.address = address
+    def __init__(self, listen, url):
         self.process = subprocess.Popen(
-            [BUILD / "src/app/awa-proxy", "serve", "--listen", address],
+            [BUILD / "src/app/awa-proxy", "serve", "--listen", listen],
             env=os.environ | {"AWA_DATABASE_URL": url}, stderr=subprocess.PIPE)
-        wait_until_ready(self.process)
+        self.addresses = wait_until_ready(self.process)
+        self.address = self.addresses[0]
 
     def end(self, number=signal.SIGTERM):
         if self.process.poll() is None:
@@ -108,15 +110,21 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def proxy(database_url):
-    """The address of a real proxy."""
+def addresses(database_url):
+    """The addresses of a real proxy: a Unix socket and TCP."""
     with tempfile.TemporaryDirectory(prefix="awa-clients-") as folder:
-        served = Served(f"unix:{folder}/awa.sock", database_url)
+        served = Served(f"unix:{folder}/awa.sock,tcp:127.0.0.1:0", database_url)
         try:
-            yield served.address
+            yield served.addresses
         finally:
             code = served.end()
         assert code == 0
+
+
+@pytest.fixture
+def proxy(addresses):
+    """The address of a real proxy; test_scenario.py asks for each of them."""
+    return addresses[0]
 
 
 @pytest.fixture

@@ -24,9 +24,21 @@ def test_nobody_listens(driver, tmp_path):
     assert code_of(driver.connect, f"unix:{tmp_path}/nobody") == "UNAVAILABLE"
 
 
-@pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:localhost:1", "unix:" + "x" * 200])
+@pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:", "tcp:localhost", "tcp:::1:5", "tcp:[::1]", "tcp:[::1:5",
+                                     "tcp:127.0.0.1:x", "udp:127.0.0.1:5", ""])
 def test_addresses_that_are_none(driver, address):
+    assert code_of(driver.connect, address) == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("address", ["tcp:localhost:1", "tcp:[::1]:1", "tcp:127.0.0.1:99999", "unix:" + "x" * 200])
+def test_addresses_that_nobody_has(driver, address):
     assert code_of(driver.connect, address) in ("INVALID_ARGUMENT", "UNAVAILABLE")
+
+
+def test_tcp_by_name(driver, addresses):
+    port = next(a for a in addresses if a.startswith("tcp:")).rpartition(":")[2]
+    driver.connect(f"tcp:localhost:{port}")
+    driver.ping()
 
 
 def test_hello_refused(driver, fake):

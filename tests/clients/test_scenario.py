@@ -11,6 +11,11 @@ numbers = itertools.count(1)
 WAIT_MS = 10_000
 
 
+@pytest.fixture(params=["unix", "tcp"])
+def proxy(request, addresses):
+    return next(address for address in addresses if address.startswith(request.param))
+
+
 @pytest.fixture
 def queue(driver):
     """A queue of this test's own."""

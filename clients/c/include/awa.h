@@ -85,7 +85,7 @@ struct awa_limits {
     uint32_t session_grace_ms;
 };
 
-// Connects to "unix:/path" and says hello. options may be NULL. On AWA_OK
+// Connects to "unix:/path" or "tcp:host:port" ("tcp:[::1]:port") and says hello. options may be NULL. On AWA_OK
 // *connection must be given back with awa_goodbye() or awa_close().
 AWA_CHECKED enum awa_code awa_connect(const char *address,
                                       const struct awa_connect_options *options,
@@ -252,7 +252,7 @@ bool awa_job_lost(const struct awa_job *job);
 #define AWA_NO_PREFETCH (-1)
 
 struct awa_worker_options {
-    const char *address;       // "unix:/path"
+    const char *address;       // "unix:/path" or "tcp:host:port"
     const char *name;          // shown to operators; NULL: none
     const char *const *queues; // in strict order of preference
     size_t queue_count;

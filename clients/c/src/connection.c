@@ -8,12 +8,8 @@
 // the connection, for its late answer could be taken for another's.
 #include "internal.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 enum {
     PROTOCOL_MAJOR = 1,
@@ -73,34 +69,6 @@ enum awa_code awai_call(struct awa_connection *connection, Awa__V1__ClientFrame_
         awai_stream_close(&connection->stream);
     awa__v1__server_frame__free_unpacked(*answer, NULL);
     return code;
-}
-
-static enum awa_code open_socket(const char *address, int64_t deadline_ms, int *fd,
-                                 struct awa_error *error)
-{
-    static const char scheme[] = "unix:";
-    struct sockaddr_un peer = {.sun_family = AF_UNIX};
-    if (address == NULL || strncmp(address, scheme, strlen(scheme)) != 0)
-        return awai_fail(error, AWA_INVALID_ARGUMENT, "the address must look like unix:/path");
-    const char *path = address + strlen(scheme);
-    if (strlen(path) >= sizeof peer.sun_path)
-        return awai_fail(error, AWA_INVALID_ARGUMENT, "the path of the socket is longer than %zu",
-                         sizeof peer.sun_path - 1);
-    memcpy(peer.sun_path, path, strlen(path) + 1);
-    *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (*fd < 0)
-        return awai_fail(error, AWA_UNAVAILABLE, "socket: %s", strerror(errno));
-    // EAGAIN: the proxy's backlog is full, and a Unix socket offers nothing to poll for.
-    while (connect(*fd, (struct sockaddr *)&peer, sizeof peer) != 0) {
-        if ((errno == EAGAIN || errno == EINTR) && awai_now_ms() < deadline_ms) {
-            usleep(1000);
-            continue;
-        }
-        awai_fail(error, AWA_UNAVAILABLE, "cannot connect to %s: %s", address, strerror(errno));
-        close(*fd);
-        return AWA_UNAVAILABLE;
-    }
-    return AWA_OK;
 }
 
 static void take_hello(struct awa_connection *connection, const Awa__V1__HelloOk *ok)
@@ -164,7 +132,7 @@ enum awa_code awai_connect(const char *address, const struct awa_connect_options
     opened->stream = (struct awai_stream){.fd = -1, .max_frame_bytes = HELLO_MAX_FRAME_BYTES};
     opened->request_timeout_ms = timeout_ms;
     enum awa_code code =
-        open_socket(address, awai_now_ms() + timeout_ms, &opened->stream.fd, error);
+        awai_open_socket(address, awai_now_ms() + timeout_ms, &opened->stream.fd, error);
     if (code == AWA_OK)
         code = say_hello(opened, options, held, error);
     if (code != AWA_OK) {

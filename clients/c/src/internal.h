@@ -21,6 +21,12 @@ awai_fail(struct awa_error *error, enum awa_code code, const char *format, ...);
 enum awa_code awai_fail_from_wire(struct awa_error *error, const Awa__V1__Error *wire);
 enum awa_code awai_out_of_memory(struct awa_error *error);
 
+// ---- address.c
+
+// A connected socket in *fd, non-blocking.
+AWA_CHECKED enum awa_code awai_open_socket(const char *address, int64_t deadline_ms, int *fd,
+                                           struct awa_error *error);
+
 // ---- frame.c
 
 struct awai_stream {

@@ -15,7 +15,7 @@ JOB_OVERHEAD_BYTES = 32     # tags and lengths of one job in an Enqueue
 
 
 class Client:
-    """A session with the proxy at "unix:/path". Calls from several threads take turns.
+    """A session with the proxy at "unix:/path" or "tcp:host:port". Calls from several threads take turns.
 
     Leaving the with block says goodbye: attempts still held go back to the queue. A session whose
     connection was lost keeps its attempts for a while: resume=session_id gets them back, and

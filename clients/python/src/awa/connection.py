@@ -1,9 +1,10 @@
-"""Frames over a Unix socket: protobuf messages, each behind its length as a varint.
+"""Frames over a Unix or TCP socket: protobuf messages, each behind its length as a varint.
 
 Any failure to read or write closes the connection: half a frame cannot be taken back.
 """
 from __future__ import annotations
 
+import re
 import select
 import socket
 import time
@@ -13,12 +14,47 @@ import awa_pb2 as pb
 
 from .errors import Code, Error
 
-SCHEME = "unix:"
 VERSION = "0.1.0"
 PREFIX_MAX_BYTES = 5
 READ_BYTES = 256 * 1024
 HELLO_MAX_FRAME_BYTES = 1 << 20     # until the proxy has told its limit
 HELD_MAX = 8192
+
+
+KEEPALIVE = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+             (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
+
+
+def open_unix(path: str, timeout_s: float) -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        opened.settimeout(timeout_s)
+        opened.connect(path)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def open_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A peer that is gone is noticed within 30 seconds, here as in the proxy."""
+    opened = socket.create_connection((host, port), timeout_s)
+    for level, option, value in KEEPALIVE:
+        opened.setsockopt(level, option, value)
+    return opened
+
+
+def open_socket(address: str, timeout_s: float) -> socket.socket:
+    tcp = re.fullmatch(r"tcp:(?:\[([^\]]+)\]|([^\[\]:]+)):([0-9]{1,5})", address)
+    try:
+        if tcp is not None:
+            return open_tcp(tcp[1] or tcp[2], int(tcp[3]), timeout_s)
+        if address.startswith("unix:"):
+            return open_unix(address.removeprefix("unix:"), timeout_s)
+    except (OSError, OverflowError) as failure:
+        raise Error(Code.UNAVAILABLE, f"cannot connect to {address}: {failure}") from failure
+    raise Error(Code.INVALID_ARGUMENT, "the address must look like unix:/path or tcp:host:port")
 
 
 def encode_frame(frame: pb.ClientFrame) -> bytes:
@@ -43,19 +79,11 @@ class Connection:
 
     def __init__(self, address: str, worker_name: str, timeout_s: float, *, resume: bytes = b"",
                  held: Sequence[bytes] | None = None) -> None:
-        if not address.startswith(SCHEME):
-            raise Error(Code.INVALID_ARGUMENT, "the address must look like unix:/path")
         self._received = bytearray()
         self._last_request_id = 0
         self._timeout_s = timeout_s
         self._max_frame_bytes = HELLO_MAX_FRAME_BYTES
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(timeout_s)
-        try:
-            self.socket.connect(address[len(SCHEME):])
-        except OSError as failure:
-            self.close()
-            raise Error(Code.UNAVAILABLE, f"cannot connect to {address}: {failure}") from failure
+        self.socket = open_socket(address, timeout_s)
         self._greet(worker_name, resume, held)
 
     def _greet(self, worker_name: str, resume: bytes, held: Sequence[bytes] | None) -> None:
