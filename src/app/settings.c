@@ -90,12 +90,14 @@ static void log_adopted(const struct conf *running, const struct conf *fresh, en
               conf_value(running, id, before), conf_value(fresh, id, after));
 }
 
-/* The log's own level changes last, so that neither more nor less is said about the rest. */
+/* Said under the more talkative of the two log levels. */
 static void adopt(struct settings *running, const struct conf *fresh)
 {
     unsigned changed = 0;
     unsigned waiting = 0;
 
+    if (fresh->log_level < running->conf.log_level)
+        log_set_level((enum log_level)fresh->log_level);
     for (enum conf_id id = 0; id < CONF_COUNT; id++) {
         if (!conf_differs(&running->conf, fresh, id))
             continue;

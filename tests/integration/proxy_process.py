@@ -11,19 +11,20 @@ DEADLINE_S = 40
 class Proxy:
     """Started in `folder` on a migrated database; its log is the file proxy.log there."""
 
-    def __init__(self, program, folder, url, *options, env=()):
+    def __init__(self, program, folder, url, *options, env=(), listen=None):
         self.socket = pathlib.Path(folder) / "awa.sock"
         self.log_path = pathlib.Path(folder) / "proxy.log"
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                [program, "serve", "--listen", f"unix:{self.socket}", *options], stderr=log,
+                [program, "serve", "--listen", listen or f"unix:{self.socket}", *options], stderr=log,
                 env=os.environ | {"AWA_DATABASE_URL": url} | dict(env))
 
     def log(self):
         return self.log_path.read_text(errors="replace")
 
     def wait_ready(self):
-        wait_for(lambda: "ready listen=" in self.log() or self.process.poll() is not None)
+        wait_for(lambda: "ready listen=" in self.log() or '"event":"ready"' in self.log()
+                 or self.process.poll() is not None)
         assert self.process.poll() is None, self.log()
         return self
 
