@@ -75,7 +75,7 @@ void conf_print_reference(FILE *out)
         "A setting is a flag, an environment variable, or a line of the configuration file"
         " (`--config PATH` or `AWA_CONFIG`).\nThe flag is stronger than the environment, that is"
         " stronger than the file, and that is stronger than the default. An empty\nvariable counts"
-        " as not set. A value that is not allowed stops the start, also where a stronger source"
+        " as not set. A value that is not among those below stops the start, also where a stronger source"
         " hides it.\n\n"
         "The file has lines of `name = value`. A `#` at the beginning of a line or behind a blank"
         " begins a comment. Values are not\nquoted. An unknown name and a name that stands twice"

@@ -42,6 +42,25 @@ def test_layers_that_are_broken(source, layer, include):
     assert f"src/{layer}" in done.stdout
 
 
+ROW = "| `{}` | info | {} | what it means |\n"
+
+
+@pytest.mark.parametrize("call, row, complaint", [
+    ('log_event(LOG_INFO, "went", "pid=%d why=\\"a=b\\"" " n=%d", 1, 2);', ROW.format("went", "`pid` `why` `n`"), None),
+    ('log_event(LOG_INFO, "went", "pid=%d", 1);', "", "no row for event went"),
+    ('log_event(LOG_INFO, "went", "pid=%d", 1);', ROW.format("went", "`pid` `n`"), "event went has the fields pid"),
+    ('log_event(LOG_INFO, "went", "pid=%d", 1);', ROW.format("went", "`pid`") + ROW.format("gone", ""), "nothing logs event gone"),
+    ('log_event(LOG_INFO, name, "pid=%d", 1);', "", "not a literal"),
+])
+def test_events_and_their_table(source, call, row, complaint):
+    (source / "src/core/log.c").write_text("void log_event(int level);\n")
+    (source / "src/core/core.c").write_text(call)
+    (source / "docs").mkdir()
+    (source / "docs/operations.md").write_text(row)
+    done = run(SUPPORT / "check_events", source)
+    assert done.returncode == (complaint is not None) and (complaint or "1 events") in done.stdout
+
+
 @pytest.mark.parametrize("folders", [["0002_late"], ["0001_a", "0003_gap"], ["0001_a", "0001_b"],
                                      ["1_short"], ["0001_Upper"]])
 def test_embedder_refuses_bad_folders(tmp_path, folders):

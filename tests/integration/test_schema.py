@@ -1,0 +1,111 @@
+"""`awa-proxy serve` and the schema: what does not fit is refused, said once, and tried again."""
+import subprocess
+
+import pytest
+
+from postgres import connected
+from proxy_process import Proxy, wait_for
+from wire_client import Client
+
+DRAIN = ("--drain-timeout-ms", "50")
+
+
+def execute(url, sql):
+    with connected(url) as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else None
+
+
+def known(url):
+    return execute(url, "SELECT max(version) FROM awa.schema_migrations")[0][0]
+
+
+@pytest.fixture
+def serve(awa_proxy, tmp_path):
+    """Starts a proxy that may not become ready."""
+    started = []
+
+    def run(url, *options):
+        started.append(Proxy(awa_proxy, tmp_path, url, *DRAIN, *options))
+        return started[-1]
+    yield run
+    for proxy in started:
+        proxy.end()
+
+
+def tries(url):
+    """How often somebody has been let in to this database."""
+    return execute(url, "SELECT sessions FROM pg_stat_database WHERE datname = current_database()")[0][0]
+
+
+def wait_refused(proxy, words):
+    """Refused in these words, which stay the only ones while it goes on trying."""
+    wait_for(lambda: "pg_connect_failed" in proxy.log())
+    assert words in proxy.log(), proxy.log()
+    assert "ready listen=" not in proxy.log()
+
+
+SPOILT = {
+    "newer": ("INSERT INTO awa.schema_migrations VALUES (99, 'future')",
+              "DELETE FROM awa.schema_migrations WHERE version = 99",
+              "schema awa is at version 99, this binary knows up to"),
+    "half installed": ("CREATE TABLE public.kept AS TABLE awa.schema_migrations; TRUNCATE awa.schema_migrations",
+                       "INSERT INTO awa.schema_migrations SELECT * FROM public.kept",
+                       "schema awa is half installed: its schema_migrations is empty"),
+    "of another program": ("UPDATE awa.schema_migrations SET name = name || 'x' WHERE version = 1",
+                           "UPDATE awa.schema_migrations SET name = rtrim(name, 'x') WHERE version = 1",
+                           "schema awa is not from this program: its version 1 is"),
+    "without a ledger": ("ALTER TABLE awa.schema_migrations RENAME TO hidden",
+                         "ALTER TABLE awa.hidden RENAME TO schema_migrations",
+                         "schema awa holds objects but no schema_migrations"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_does_not_fit_is_refused_until_it_fits(serve, own_database, what):
+    spoil, mend, words = SPOILT[what]
+    execute(own_database, spoil)
+    proxy = serve(own_database)
+    wait_refused(proxy, words)
+    before = tries(own_database)
+    wait_for(lambda: tries(own_database) > before + 6)
+    assert proxy.log().count("pg_connect_failed") <= 2, proxy.log()  # once a pool
+    execute(own_database, mend)
+    client = Client(proxy.wait_ready().socket)
+    assert client.enqueue("q", b"{}")[0].job_id > 0
+    client.close()
+    assert proxy.stop() == 0
+
+
+def test_older_is_refused_until_it_is_migrated(serve, awa_proxy, own_database):
+    newest = known(own_database)
+    if newest == 1:
+        pytest.skip("there is one version only")
+    execute(own_database, f"DELETE FROM awa.schema_migrations WHERE version = {newest}")
+    wait_refused(serve(own_database),
+                 f"schema awa is at version {newest - 1}, this binary needs version {newest}; run awa-proxy migrate")
+
+
+def test_empty_schema(serve, awa_proxy, database):
+    execute(database, "CREATE SCHEMA awa")
+    proxy = serve(database)
+    wait_refused(proxy, "schema awa is empty; run awa-proxy migrate")
+    subprocess.run([awa_proxy, "migrate", "--database", database], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    proxy.wait_ready()
+    assert proxy.stop() == 0
+
+
+def test_every_new_connection_looks_again(serve, cluster, own_database):
+    """A newer schema does not disturb the connections that exist; their successors refuse it."""
+    proxy = serve(own_database).wait_ready()
+    client = Client(proxy.socket)
+    execute(own_database, SPOILT["newer"][0])
+    assert client.enqueue("q", b"{}")[0].job_id > 0
+    execute(cluster.superuser_url(own_database.split("/")[3].split("?")[0]),
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'awa-proxy'"
+            " AND datname = current_database()")
+    wait_for(lambda: proxy.log().count(SPOILT["newer"][2]) == 2)  # data and control
+    execute(own_database, SPOILT["newer"][1])
+    assert client.enqueue("q", b"{}")[0].job_id > 0
+    client.close()
+    assert proxy.stop() == 0
