@@ -33,9 +33,14 @@ def serve(awa_proxy, tmp_path):
         proxy.end()
 
 
-def tries(url):
-    """How often somebody has been let in to this database."""
-    return execute(url, "SELECT sessions FROM pg_stat_database WHERE datname = current_database()")[0][0]
+def wait_for_tries(url, count):
+    """Until so many sessions of others have begun."""
+    with connected(url) as cursor:
+        def sessions():
+            cursor.execute("SELECT sessions FROM pg_stat_database WHERE datname = current_database()")
+            return cursor.fetchone()[0]
+        before = sessions()
+        wait_for(lambda: sessions() >= before + count)
 
 
 def wait_refused(proxy, words):
@@ -67,8 +72,8 @@ def test_what_does_not_fit_is_refused_until_it_fits(serve, own_database, what):
     execute(own_database, spoil)
     proxy = serve(own_database)
     wait_refused(proxy, words)
-    before = tries(own_database)
-    wait_for(lambda: tries(own_database) > before + 6)
+    wait_for_tries(own_database, 6)
+    assert "ready listen=" not in proxy.log()
     assert proxy.log().count("pg_connect_failed") <= 2, proxy.log()  # once a pool
     execute(own_database, mend)
     client = Client(proxy.wait_ready().socket)

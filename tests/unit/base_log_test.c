@@ -46,6 +46,7 @@ static void what_was_cut_is_still_an_object(void **state)
     becomes("reason=\"Zo\xc3", "{\"reason\":\"Zo?\"}");
     becomes("reason=\"Zo\xc3\"", "{\"reason\":\"Zo?\"}");
     becomes("reason=\"\xf0\x9f\x98\x80\xff\"", "{\"reason\":\"\xf0\x9f\x98\x80?\"}");
+    becomes("reason=\"\xc3x\"", "{\"reason\":\"?x\"}");
     becomes("rea", "{\"rea\":\"\"}");
     becomes("path=a\\b", "{\"path\":\"a\\\\b\"}");
 }

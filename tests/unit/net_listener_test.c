@@ -34,6 +34,7 @@ static void addresses_are_read(void **state)
     reads_as("tcp:[::1]:65535", "tcp:[::1]:65535", true);
     reads_as("tcp:[::ffff:127.0.0.1]:5", "tcp:[::ffff:127.0.0.1]:5", true);
     reads_as("tcp:0.0.0.0:1", "tcp:0.0.0.0:1", false);
+    reads_as("tcp:126.255.255.255:1", "tcp:126.255.255.255:1", false);
     reads_as("tcp:128.0.0.1:1", "tcp:128.0.0.1:1", false);
     reads_as("tcp:[::]:1", "tcp:[::]:1", false);
     reads_as("tcp:[::ffff:10.0.0.1]:5", "tcp:[::ffff:10.0.0.1]:5", false);

@@ -85,8 +85,8 @@ struct awa_limits {
     uint32_t session_grace_ms;
 };
 
-// Connects to "unix:/path" or "tcp:host:port" ("tcp:[::1]:port") and says hello. options may be NULL. On AWA_OK
-// *connection must be given back with awa_goodbye() or awa_close().
+// Connects to "unix:/path" or "tcp:host:port" ("tcp:[::1]:port") and says hello. options may be
+// NULL. On AWA_OK *connection must be given back with awa_goodbye() or awa_close().
 AWA_CHECKED enum awa_code awa_connect(const char *address,
                                       const struct awa_connect_options *options,
                                       awa_connection **connection, struct awa_error *error);
