@@ -45,17 +45,6 @@ LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
      ORDER BY s.ring DESC, s.generation
 $$;
 
--- The proxies that have registered with this schema; nothing as long as it does not keep them (runtime_instances). Locks nothing that
--- anybody waits for.
-CREATE FUNCTION instances()
-RETURNS TABLE (instance bigint, proxy text, started_at timestamptz, missing_since timestamptz)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
-BEGIN
-    IF to_regclass('runtime_instances') IS NOT NULL THEN
-        RETURN QUERY EXECUTE 'SELECT i.instance, i.proxy, i.started_at, i.missing_since FROM runtime_instances i ORDER BY i.started_at, i.instance';
-    END IF;
-END $$;
-
 -- queue_counts_exact() of these queues, in their order; with an empty array of every queue that was ever used, by name. Each queue is
 -- exact at a moment of its own. A name that no queue can have is refused. Locks and waits like queue_counts_exact().
 CREATE FUNCTION queue_counts(p_queues text[])

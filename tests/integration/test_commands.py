@@ -122,7 +122,8 @@ def test_status(told, command, start, own_database):
     assert status["oldest_claim_at"].endswith("Z")
     assert [(s["ring"], s["state"]) for s in status["ring_slots"]] == [("queue", "current"), ("claim", "current")]
     assert all(0 <= s["age_s"] < 600 for s in status["ring_slots"])
-    assert isinstance(status["instances"], list)
+    instance, = status["instances"]
+    assert str(proxy.process.pid) in instance["proxy"] and instance["missing_since"] is None
     text = command("status").stdout
     assert "open_attempts    2\n" in text and "retryable        1\n" in text
     client.complete(*jobs[2:])
