@@ -186,7 +186,7 @@ static void put_defaults(struct conf *conf)
     for (size_t i = 0; i < CONF_COUNT; i++) {
         const struct conf_row *row = &conf_rows[i];
         if (row->kind == CONF_KIND_TEXT)
-            strcpy(text_in(conf, row), row->text_preset);
+            memcpy(text_in(conf, row), row->text_preset, strlen(row->text_preset) + 1);
         else
             put_number(conf, row, row->preset);
     }

@@ -12,9 +12,6 @@ enum conf_trait { CONF_PLAIN, CONF_SECRET, CONF_LIST, CONF_NOT_IN_FILE };
 enum conf_reload { CONF_RESTART, CONF_RELOAD };
 
 struct conf_row {
-    enum conf_kind kind;
-    enum conf_trait trait;
-    enum conf_reload reload;
     const char *name;
     const char *flag;
     const char *environment;
@@ -23,6 +20,9 @@ struct conf_row {
     const char *unit;        /* CONF_KIND_U32 */
     const char *help;
     size_t offset;
+    enum conf_kind kind;
+    enum conf_trait trait;
+    enum conf_reload reload;
     uint32_t preset;
     uint32_t min;
     uint32_t max; /* of a number, or the bytes of a text */
