@@ -51,6 +51,33 @@ static void free_ticket(struct database *database, struct ticket *ticket)
         mem_free(ticket);
 }
 
+/* Ids are good on the server that gave them out only. */
+static bool suits(const struct pipe_call *call, const struct backend *backend)
+{
+    const struct db_call *core_call = CONTAINER_OF(call, const struct ticket, call)->core_call;
+    return server_run_equal(&core_call->args.enqueue.server, &backend->server);
+}
+
+static uint32_t deadline_ms(enum db_op op)
+{
+    switch (op) {
+    case DB_CLAIM:
+    case DB_CLAIM_RESULT: return CALL_CLAIM_MS;
+    case DB_RESERVE_IDS:
+    case DB_ENQUEUE:
+    case DB_ENQUEUE_ONCE:
+    case DB_JOBS_EXIST:
+    case DB_BACKEND_GONE:
+    case DB_COMPLETE:
+    case DB_FINISH: return CALL_MS;
+    case DB_COUNTS:
+    case DB_ANNOUNCE:
+    case DB_MEMBERSHIP:
+    case DB_MAINTENANCE: break;
+    }
+    return CALL_LONG_MS;
+}
+
 /* It was committed, but we do not understand what it said: the schema is not the one we were made
  * for. */
 static void refuse_reply(const struct db_call *call, struct db_reply *reply)
@@ -59,6 +86,7 @@ static void refuse_reply(const struct db_call *call, struct db_reply *reply)
 
     log_event(LOG_ERROR, "reply_malformed", "statement=%s", name);
     reply->outcome = OUTCOME_UNKNOWN;
+    reply->backend.pid = 0;
     err_set(&reply->err, CODE_INTERNAL,
             "the storage answered %s in a form this proxy does not know", name);
 }
@@ -68,7 +96,7 @@ static void on_ticket_done(struct pipe_call *pipe_call, const struct pipe_result
     struct ticket *ticket = ticket_of(pipe_call);
     struct database *database = ticket->database;
     struct db_call *call = ticket->core_call;
-    struct db_reply reply = {.outcome = result->outcome};
+    struct db_reply reply = {.outcome = result->outcome, .backend = result->backend};
 
     free_ticket(database, ticket);
     if (result->outcome != OUTCOME_DONE)
@@ -87,7 +115,11 @@ static struct pool *pool_of(const struct database *database, enum db_op op)
     case DB_MAINTENANCE: return database->control;
     case DB_RESERVE_IDS:
     case DB_ENQUEUE:
+    case DB_ENQUEUE_ONCE:
+    case DB_JOBS_EXIST:
     case DB_CLAIM:
+    case DB_CLAIM_RESULT:
+    case DB_BACKEND_GONE:
     case DB_COMPLETE:
     case DB_FINISH:
     case DB_COUNTS: break;
@@ -106,6 +138,8 @@ void database_submit(struct database *database, struct db_call *call)
     ticket->call.statement = call_statement(call);
     ticket->call.encode = encode_ticket;
     ticket->call.done = on_ticket_done;
+    ticket->call.suits = call->op == DB_ENQUEUE || call->op == DB_ENQUEUE_ONCE ? suits : NULL;
+    ticket->call.deadline_ms = deadline_ms(call->op);
     pool_submit(pool_of(database, call->op), &ticket->call);
 }
 

@@ -61,6 +61,63 @@ static bool decode_enqueue(const struct db_enqueue *args, const PGresult *rows, 
     return true;
 }
 
+/* One row an item where the key was known (a NULL id: that job was refused then), otherwise one for
+ * each refused item; mixed never. */
+static bool decode_enqueue_once(const struct db_enqueue *args, const PGresult *rows,
+                                struct arena *arena, struct db_reply *reply)
+{
+    enum { ITEM_COLUMN, KNOWN_COLUMN = 3, ID_COLUMN, COLUMNS };
+    int64_t *ids = NULL;
+    int64_t known = 0;
+
+    if (PQnfields(rows) != COLUMNS)
+        return false;
+    if (PQntuples(rows) == 0 || !field_int(rows, 0, KNOWN_COLUMN, 1, &known) || known == 0)
+        return decode_enqueue(args, rows, arena, reply);
+    ids = arena_zalloc(arena, args->count * sizeof *ids);
+    if (ids == NULL || (size_t)PQntuples(rows) != args->count)
+        return false;
+    for (size_t i = 0; i < args->count; i++) {
+        int64_t item = 0;
+        if (!field_int(rows, (int)i, ITEM_COLUMN, 4, &item) || item != (int64_t)i + 1)
+            return false;
+        if (!PQgetisnull(rows, (int)i, ID_COLUMN) &&
+            !field_int(rows, (int)i, ID_COLUMN, 8, &ids[i]))
+            return false;
+    }
+    reply->rows.enqueue.known_ids = ids;
+    return true;
+}
+
+static bool decode_exist(const struct db_jobs_exist *args, const PGresult *rows,
+                         struct arena *arena, struct db_reply *reply)
+{
+    bool *exist = arena_alloc(arena, args->count * sizeof *exist);
+    struct array_reader array;
+
+    if (exist == NULL || PQntuples(rows) != 1 || PQnfields(rows) != 1 ||
+        !array_open(&array, field(rows, 0, 0), PG_BOOL) || array.count != args->count)
+        return false;
+    for (size_t i = 0; i < args->count; i++) {
+        int64_t value = 0;
+        if (!array_next_int(&array, 1, &value))
+            return false;
+        exist[i] = value != 0;
+    }
+    reply->rows.exist = exist;
+    return true;
+}
+
+static bool decode_gone(const PGresult *rows, struct db_reply *reply)
+{
+    int64_t gone = 0;
+
+    if (PQntuples(rows) != 1 || !field_int(rows, 0, 0, 1, &gone))
+        return false;
+    reply->rows.gone = gone != 0;
+    return true;
+}
+
 /* ---- claim ---- */
 
 enum claim_column {
@@ -289,7 +346,11 @@ bool decode_rows(const struct db_call *call, const PGresult *rows, struct arena 
     switch (call->op) {
     case DB_RESERVE_IDS: return decode_ids(rows, arena, reply);
     case DB_ENQUEUE: return decode_enqueue(&call->args.enqueue, rows, arena, reply);
-    case DB_CLAIM: return decode_claim(&call->args.claim, rows, arena, reply);
+    case DB_ENQUEUE_ONCE: return decode_enqueue_once(&call->args.enqueue, rows, arena, reply);
+    case DB_JOBS_EXIST: return decode_exist(&call->args.jobs_exist, rows, arena, reply);
+    case DB_CLAIM:
+    case DB_CLAIM_RESULT: return decode_claim(&call->args.claim, rows, arena, reply);
+    case DB_BACKEND_GONE: return decode_gone(rows, reply);
     case DB_COMPLETE:
     case DB_FINISH: return decode_statuses(&call->args.finish, rows, arena, reply);
     case DB_COUNTS: return decode_counts(rows, reply);

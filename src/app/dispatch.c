@@ -50,6 +50,7 @@ static void fill_enqueue(struct request *request, const struct message *message)
     }
     request->in.enqueue.orders = orders;
     request->in.enqueue.count = enqueue->n_jobs;
+    request->in.enqueue.key = none_if_empty(bytes_of_text(enqueue->idempotency_key));
 }
 
 /* ---- Claim ---- */

@@ -36,7 +36,11 @@ enum statement_id call_statement(const struct db_call *call)
     switch (call->op) {
     case DB_RESERVE_IDS: return STATEMENT_RESERVE_JOB_IDS;
     case DB_ENQUEUE: return STATEMENT_ENQUEUE_BATCH;
+    case DB_ENQUEUE_ONCE: return STATEMENT_ENQUEUE_ONCE;
+    case DB_JOBS_EXIST: return STATEMENT_JOBS_EXIST;
     case DB_CLAIM: return STATEMENT_CLAIM;
+    case DB_CLAIM_RESULT: return STATEMENT_CLAIM_RESULT;
+    case DB_BACKEND_GONE: return STATEMENT_BACKEND_IS_GONE;
     case DB_COMPLETE: return STATEMENT_COMPLETE_BATCH;
     case DB_FINISH: return STATEMENT_FINISH_ITEMS;
     case DB_COUNTS: return STATEMENT_QUEUE_COUNTS;
@@ -127,6 +131,11 @@ static void put_enqueue(struct params *params, const struct db_enqueue *args)
     put_optional_job_texts(params, args, offsetof(struct new_job, ordering_key));
     put_optional_job_texts(params, args, offsetof(struct new_job, metadata));
     put_optional_job_texts(params, args, offsetof(struct new_job, traceparent));
+}
+
+static void put_ids(struct params *params, const struct db_jobs_exist *args)
+{
+    PUT_JOBS_INT(params, args, PG_INT8, 8, args->ids[i]);
 }
 
 /* ---- claim, complete, finish ---- */
@@ -259,7 +268,20 @@ void encode_call(const struct db_call *call, const struct call_settings *setting
     switch (call->op) {
     case DB_RESERVE_IDS: params_int(params, call->args.id_count, 4); return;
     case DB_ENQUEUE: put_enqueue(params, &call->args.enqueue); return;
+    case DB_ENQUEUE_ONCE:
+        params_text(params, call->args.enqueue.key);
+        put_enqueue(params, &call->args.enqueue);
+        return;
+    case DB_JOBS_EXIST: put_ids(params, &call->args.jobs_exist); return;
     case DB_CLAIM: put_claim(params, &call->args.claim, settings->instance); return;
+    case DB_CLAIM_RESULT:
+        params_int(params, settings->instance, 8);
+        params_int(params, (int64_t)call->args.claim.nonce, 8);
+        return;
+    case DB_BACKEND_GONE:
+        params_int(params, call->args.backend.pid, 4);
+        params_int(params, call->args.backend.started, 8);
+        return;
     case DB_COMPLETE: put_complete(params, &call->args.finish); return;
     case DB_FINISH: put_finish(params, &call->args.finish); return;
     case DB_COUNTS: params_text(params, call->args.counts_queue); return;

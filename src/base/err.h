@@ -17,7 +17,7 @@ enum code {
     CODE_CANCELLED = 1,
     CODE_UNKNOWN = 2,
     CODE_INVALID_ARGUMENT = 3,
-    CODE_DEADLINE_EXCEEDED = 4, /* not known yet: resending the same receipt gives the answer */
+    CODE_DEADLINE_EXCEEDED = 4, /* not known yet: resending the receipt or key gives the answer */
     CODE_NOT_FOUND = 5,
     CODE_ALREADY_EXISTS = 6,
     CODE_PERMISSION_DENIED = 7,

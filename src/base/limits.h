@@ -28,6 +28,7 @@ enum {
     CLAIM_QUEUES_MAX = 16,
     CLAIM_WAIT_MS_MAX = 60 * 1000,
     NAME_BYTES_MAX = 200, /* queue, kind, ordering key, worker name */
+    IDEMPOTENCY_KEY_BYTES_MAX = 200,
     CLIENT_TEXT_BYTES_MAX = 64,
     SESSION_ID_BYTES = 16,
     ARGS_BYTES_MAX = 1024 * 1024,
@@ -75,6 +76,10 @@ enum {
     ACCEPT_PAUSE_MS = 200, /* out of file descriptors */
     REQUEST_MS =
         30 * 1000, /* an enqueue, finish or count that keeps failing is answered after this */
+    CALL_CLAIM_MS = 10 * 1000, /* a claim holds the mutexes of its lanes until it is given up */
+    CALL_MS = 15 * 1000,       /* any other call for clients; both from the moment that the answers
+                                  before it on its connection are there */
+    CALL_LONG_MS = 35 * 1000,  /* counts and maintenance: beyond the statement_timeout */
 };
 
 /* Attempts owned by sessions. A Claim reserves max_jobs of them; no room: RESOURCE_EXHAUSTED. */
@@ -82,6 +87,10 @@ enum { ATTEMPTS_MAX = 256 * 1024 };
 
 /* Claim groups: distinct ordered queue lists. Full and none idle: RESOURCE_EXHAUSTED. */
 enum { GROUPS_MAX = 1024 };
+
+/* Claim calls of one group whose outcome is not known yet. As many: the group makes no further call
+ * before one of them is resolved. */
+enum { CLAIM_DOUBTS_PER_GROUP_MAX = 4 };
 
 /* One flush. Bytes count what is sent, so that one segment is never unbounded in libpq's buffer. */
 enum {

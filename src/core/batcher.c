@@ -1,13 +1,17 @@
 /* batcher: see batcher.h. */
 #include "core/batcher.h"
 
+#include <string.h>
+
 #include "base/clock.h"
+#include "base/log.h"
 #include "core/retry.h"
 
 enum {
     BUSY_PAUSE_MIN_US = 2 * US_PER_MS,
     BUSY_PAUSE_MAX_US = 100 * US_PER_MS,
     BUSY_AGE_PER_PAUSE = 8, /* who has waited long can wait a little longer */
+    DEADLOCK_SAY_US = 10 * US_PER_S,
 };
 
 static struct batch_item *item_of(struct list_node *node)
@@ -41,12 +45,12 @@ static void on_later(struct timer *timer, uint64_t now)
 void batcher_init(struct batcher *batcher, const struct batcher_setup *setup)
 {
     *batcher = (struct batcher){.ops = setup->ops,
+                                .name = setup->name,
                                 .env = setup->env,
                                 .timers = setup->timers,
                                 .owner = setup->owner,
                                 .items_max = setup->items_max,
-                                .flush_us = setup->flush_us,
-                                .idempotent = setup->idempotent};
+                                .flush_us = setup->flush_us};
     batcher->flush_timer.fire = on_flush_timer;
     batcher->later_timer.fire = on_later;
 }
@@ -129,32 +133,41 @@ static void isolate(struct flush *flush, size_t mates_max)
     rest(flush);
 }
 
+static uint64_t deadline_us(const struct batch_item *item)
+{
+    return item->since_us + (uint64_t)REQUEST_MS * US_PER_MS;
+}
+
 static bool is_overdue(const struct batcher *batcher, const struct batch_item *item)
 {
-    return now_us(batcher) > item->since_us + (uint64_t)REQUEST_MS * US_PER_MS;
+    return now_us(batcher) > deadline_us(item);
+}
+
+static void fail(struct batcher *batcher, struct batch_item *item, const struct err *cause,
+                 enum outcome outcome)
+{
+    struct err err;
+
+    retry_final_err(cause, outcome, item->uncertain, &err);
+    batcher->ops->fail(item, &err);
 }
 
 void batcher_give_up(struct batcher *batcher, const struct err *cause, bool all)
 {
     for (struct list_node *node = batcher->pending.first, *next; node != NULL; node = next) {
         struct batch_item *item = item_of(node);
-        struct err err;
         next = node->next;
         if (!all && !is_overdue(batcher, item))
             continue;
         list_remove(&batcher->pending, node);
-        retry_final_err(cause, OUTCOME_NOT_DONE, item->uncertain, &err);
-        batcher->ops->fail(item, &err);
+        fail(batcher, item, cause, OUTCOME_NOT_DONE);
     }
 }
 
 static void give_up(struct flush *flush, const struct db_reply *reply)
 {
-    for (size_t i = 0; i < flush->count; i++) {
-        struct err err;
-        retry_final_err(&reply->err, reply->outcome, flush->items[i]->uncertain, &err);
-        flush->batcher->ops->fail(flush->items[i], &err);
-    }
+    for (size_t i = 0; i < flush->count; i++)
+        fail(flush->batcher, flush->items[i], &reply->err, reply->outcome);
     flush->count = 0;
     rest(flush);
 }
@@ -199,10 +212,124 @@ static void settle(struct flush *flush, const struct db_reply *reply)
     rest(flush);
 }
 
+/* ---- doubt ---- */
+
+/* Answers what has waited too long, and comes again for the next one. */
+static void give_up_doubted(struct flush *flush)
+{
+    struct batcher *batcher = flush->batcher;
+    uint64_t next_us = TIMER_NEVER;
+
+    for (size_t i = 0; i < flush->count; i++) {
+        struct batch_item *item = flush->items[i];
+        if (item == NULL)
+            continue;
+        if (is_overdue(batcher, item)) {
+            flush->items[i] = NULL;
+            fail(batcher, item, &flush->cause, OUTCOME_UNKNOWN);
+        } else if (deadline_us(item) < next_us) {
+            next_us = deadline_us(item);
+        }
+    }
+    if (next_us != TIMER_NEVER)
+        timer_set(batcher->timers, &flush->again, next_us + 1);
+}
+
+static void raise_doubt(struct flush *flush, const struct db_reply *reply)
+{
+    flush->in_doubt = true;
+    flush->cause = reply->err;
+    for (size_t i = 0; i < flush->count; i++)
+        flush->items[i]->uncertain = true;
+    give_up_doubted(flush);
+    doubt_raise(&flush->doubt, &reply->backend, flush->batcher->name);
+}
+
+static bool ask(struct doubt *doubt, struct db_call *call)
+{
+    struct flush *flush = CONTAINER_OF(doubt, struct flush, doubt);
+
+    if (flush->batcher->ops->ask == NULL)
+        return false;
+    flush->batcher->ops->ask(flush, call);
+    return true;
+}
+
+/* Takes out the items that were given up meanwhile. */
+static void close_gaps(struct flush *flush)
+{
+    size_t kept = 0;
+
+    for (size_t i = 0; i < flush->count; i++)
+        if (flush->items[i] != NULL)
+            flush->items[kept++] = flush->items[i];
+    flush->count = kept;
+}
+
+/* From the last, so that what is put back in front keeps its order. */
+static void resolve(struct flush *flush, const struct db_reply *reply)
+{
+    struct batcher *batcher = flush->batcher;
+
+    for (size_t i = flush->count; i-- > 0;) {
+        struct batch_item *item = flush->items[i];
+        if (item == NULL)
+            continue;
+        switch (batcher->ops->resolve(flush, i, reply)) {
+        case RESOLVED_DONE: break;
+        case RESOLVED_NEVER: fail(batcher, item, &flush->cause, OUTCOME_UNKNOWN); break;
+        case RESOLVED_NOT_DONE:
+            item->uncertain = false;
+            list_push_front(&batcher->pending, &item->node);
+            break;
+        }
+    }
+    flush->count = 0;
+    rest(flush);
+}
+
+static bool on_known(struct doubt *doubt, const struct db_reply *reply)
+{
+    struct flush *flush = CONTAINER_OF(doubt, struct flush, doubt);
+
+    flush->in_doubt = false;
+    timer_stop(flush->batcher->timers, &flush->again);
+    if (reply != NULL) {
+        resolve(flush, reply);
+        return true;
+    }
+    close_gaps(flush);
+    if (flush->count > 0)
+        send(flush);
+    else
+        rest(flush);
+    return true;
+}
+
+/* ---- what comes back ---- */
+
 static void on_again(struct timer *timer, uint64_t now)
 {
+    struct flush *flush = CONTAINER_OF(timer, struct flush, again);
+
     (void)now;
-    send(CONTAINER_OF(timer, struct flush, again));
+    if (flush->in_doubt)
+        give_up_doubted(flush);
+    else
+        send(flush);
+}
+
+/* Counted, and said now and then: a flood of deadlocks must not become a flood of lines. */
+static void note_deadlock(struct batcher *batcher)
+{
+    uint64_t now = now_us(batcher);
+
+    batcher->deadlock_retries++;
+    if (batcher->deadlock_said_us != 0 && now < batcher->deadlock_said_us + DEADLOCK_SAY_US)
+        return;
+    batcher->deadlock_said_us = now;
+    log_event(LOG_WARN, "deadlock_retry", "flush=%s total=%llu", batcher->name,
+              (unsigned long long)batcher->deadlock_retries);
 }
 
 static void repeat(struct flush *flush, uint64_t delay_us)
@@ -224,13 +351,17 @@ static void recover(struct flush *flush, const struct db_reply *reply)
     }
     struct retry_case failed = {.outcome = reply->outcome,
                                 .err = &reply->err,
-                                .idempotent = batcher->idempotent,
+                                .idempotent = batcher->ops->ask == NULL,
                                 .items = flush->count,
                                 .repeats = flush->repeats,
                                 .overdue =
                                     now_us(batcher) > oldest_us + (uint64_t)REQUEST_MS * US_PER_MS,
                                 .random = env->random_u64(env->ctx)};
     struct retry_plan plan = retry_decide(&failed);
+    if (strcmp(reply->err.sqlstate, "40P01") == 0 && plan.step != RETRY_GIVE_UP)
+        note_deadlock(batcher);
+    if (retry_trouble(&reply->err) == TROUBLE_CROWDED && batcher->ops->crowded != NULL)
+        batcher->ops->crowded(batcher);
     switch (plan.step) {
     case RETRY_SAME: repeat(flush, plan.delay_us); return;
     case RETRY_HALVES: isolate(flush, (flush->count + 1) / 2); return;
@@ -246,9 +377,13 @@ static void on_done(struct db_call *call, const struct db_reply *reply)
     flush->batcher->in_flight--;
     switch (reply->outcome) {
     case OUTCOME_DONE: settle(flush, reply); return;
-    case OUTCOME_NOT_DONE:
-    case OUTCOME_UNKNOWN: recover(flush, reply); return;
+    case OUTCOME_NOT_DONE: recover(flush, reply); return;
+    case OUTCOME_UNKNOWN: break;
     }
+    if (reply->backend.pid != 0)
+        raise_doubt(flush, reply);
+    else
+        recover(flush, reply);
 }
 
 static struct flush *flush_get(struct batcher *batcher)
@@ -263,6 +398,10 @@ static struct flush *flush_get(struct batcher *batcher)
     flush->batcher = batcher;
     flush->call.done = on_done;
     flush->again.fire = on_again;
+    flush->doubt.env = batcher->env;
+    flush->doubt.timers = batcher->timers;
+    flush->doubt.ask = ask;
+    flush->doubt.known = on_known;
     batcher->flush_count++;
     return flush;
 }
@@ -281,12 +420,29 @@ static bool is_time(struct batcher *batcher)
     return batcher->env->idle_connections(batcher->env->ctx) > 0;
 }
 
+/* All flushes are under way or in doubt. One will end; but not before the database is back, and
+ * what waits for it has a deadline. */
+static void wait_for_flush(struct batcher *batcher)
+{
+    struct err err;
+
+    if (is_overdue(batcher, item_of(batcher->pending.first))) { /* the front is the oldest */
+        err_set(&err, CODE_UNAVAILABLE, "the database has not answered for %d ms", REQUEST_MS);
+        batcher_give_up(batcher, &err, false);
+    }
+    if (batcher->pending.count > 0 && !timer_is_set(&batcher->flush_timer))
+        timer_set(batcher->timers, &batcher->flush_timer,
+                  deadline_us(item_of(batcher->pending.first)) + 1);
+}
+
 void batcher_turn(struct batcher *batcher)
 {
     while (batcher->pending.count > 0 && is_time(batcher)) {
         struct flush *flush = flush_get(batcher);
-        if (flush == NULL)
-            return; /* one will end */
+        if (flush == NULL) {
+            wait_for_flush(batcher);
+            return;
+        }
         fill(batcher, flush);
         unsigned before = batcher->in_flight;
         send(flush);

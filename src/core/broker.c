@@ -3,6 +3,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "core/doubt.h"
 #include "core/retry.h"
 
 enum {
@@ -23,7 +25,20 @@ static uint64_t random_below(const struct broker *broker, uint64_t bound)
     return broker->with.env->random_u64(broker->with.env->ctx) % bound;
 }
 
+/* A claim call that may have committed. */
+struct claim_doubt {
+    struct doubt doubt;
+    struct group *group;
+    uint64_t nonce;
+};
+
 /* ---- where a group stands ---- */
+
+/* Too much of it is in doubt: no call before some of that is resolved. */
+static bool is_stuck(const struct group *group)
+{
+    return group->doubts >= CLAIM_DOUBTS_PER_GROUP_MAX;
+}
 
 /* Puts the group on the list that its state names, and sets its timer. */
 static void place(struct group *group)
@@ -32,10 +47,10 @@ static void place(struct group *group)
     struct list *list = &broker->waiting;
 
     timer_stop(broker->with.timers, &group->poll);
-    if (group->in_flight)
+    if (group->in_flight || is_stuck(group))
         list = &broker->waiting;
     else if (group->demand == 0)
-        list = &broker->idle;
+        list = group->doubts > 0 ? &broker->waiting : &broker->idle;
     else if (group->next_us <= now_us(broker))
         list = &broker->ready;
     else
@@ -145,7 +160,7 @@ static void on_deadline(struct timer *timer, uint64_t now)
     struct group *group = claim->seat->group;
 
     (void)now;
-    if (!group->in_flight && claim_was_tried(claim)) {
+    if (!group->in_flight && (claim_was_tried(claim) || is_stuck(group))) {
         struct broker *broker = group->broker;
         answer_claim_empty(broker, claim);
         place(group);
@@ -162,7 +177,7 @@ static void answer_overdue(struct group *group)
     for (struct list_node *node = group->overdue.first, *next; node != NULL; node = next) {
         struct claim *claim = CONTAINER_OF(node, struct claim, overdue);
         next = node->next;
-        if (claim_was_tried(claim))
+        if (claim_was_tried(claim) || is_stuck(group))
             answer_claim_empty(group->broker, claim);
         else
             group->next_us = 0;
@@ -211,22 +226,67 @@ static void answer_served(struct group *group)
     }
 }
 
+static void deal_out(struct group *group, const struct db_reply *reply)
+{
+    size_t count = reply->rows.claim.count;
+    size_t dealt = group_deal(group, reply->rows.claim.jobs, count);
+
+    answer_served(group);
+    hand_back(group->broker, reply->rows.claim.jobs + dealt, count - dealt);
+}
+
 static void serve(struct group *group, const struct db_reply *reply)
 {
     struct broker *broker = group->broker;
-    size_t count = reply->rows.claim.count;
-    size_t dealt = group_deal(group, reply->rows.claim.jobs, count);
 
     group->failures = 0;
     switch (reply->rows.claim.end) {
     case CLAIM_FILLED: group->next_us = 0; break;
-    case CLAIM_EMPTY: pause_empty(group, count > 0); break;
+    case CLAIM_EMPTY: pause_empty(group, reply->rows.claim.count > 0); break;
     case CLAIM_BUSY:
         group->next_us = now_us(broker) + BUSY_PAUSE_US + random_below(broker, BUSY_JITTER_US);
         break;
     }
-    answer_served(group);
-    hand_back(broker, reply->rows.claim.jobs + dealt, count - dealt);
+    deal_out(group, reply);
+}
+
+/* ---- doubt ---- */
+
+static bool ask_result(struct doubt *doubt, struct db_call *call)
+{
+    call->op = DB_CLAIM_RESULT;
+    call->args.claim = (struct db_claim){
+        .nonce = CONTAINER_OF(doubt, struct claim_doubt, doubt)->nonce, .limit = CLAIM_JOBS_MAX};
+    return true;
+}
+
+static bool on_result(struct doubt *doubt, const struct db_reply *reply)
+{
+    struct claim_doubt *claimed = CONTAINER_OF(doubt, struct claim_doubt, doubt);
+    struct group *group = claimed->group;
+
+    if (reply->rows.claim.end == CLAIM_BUSY)
+        return false;
+    mem_free(claimed);
+    group->doubts--;
+    deal_out(group, reply);
+    place(group);
+    return true;
+}
+
+/* Its jobs, if it got some, are running for us, and nobody else will ever see to them. */
+static void raise_doubt(struct group *group, const struct db_reply *reply)
+{
+    struct claim_doubt *claimed = mem_zalloc(sizeof *claimed);
+
+    group->doubts++;
+    claimed->group = group;
+    claimed->nonce = group->call.args.claim.nonce;
+    claimed->doubt.env = group->broker->with.env;
+    claimed->doubt.timers = group->broker->with.timers;
+    claimed->doubt.ask = ask_result;
+    claimed->doubt.known = on_result;
+    doubt_raise(&claimed->doubt, &reply->backend, "claim");
 }
 
 static void note_failure(struct group *group, const struct err *err)
@@ -237,7 +297,8 @@ static void note_failure(struct group *group, const struct err *err)
     uint64_t pause_us = (uint64_t)FAILED_PAUSE_US << doublings;
     char text[ERR_MESSAGE_BYTES];
 
-    retry_final_err(err, OUTCOME_NOT_DONE, false, &group->last_err); /* a claim is never unsure */
+    retry_final_err(err, OUTCOME_NOT_DONE, false,
+                    &group->last_err); /* to the client a claim is never unsure */
     if (group->failures++ == 0)
         log_event(LOG_WARN, "claim_failed", "sqlstate=%s reason=\"%s\"", err->sqlstate,
                   log_text(text, sizeof text, err->message));
@@ -253,8 +314,12 @@ static void on_claimed(struct db_call *call, const struct db_reply *reply)
     group->broker->calls_in_flight--;
     switch (reply->outcome) {
     case OUTCOME_DONE: serve(group, reply); break;
-    case OUTCOME_NOT_DONE:
-    case OUTCOME_UNKNOWN: note_failure(group, &reply->err); break;
+    case OUTCOME_NOT_DONE: note_failure(group, &reply->err); break;
+    case OUTCOME_UNKNOWN:
+        note_failure(group, &reply->err);
+        if (reply->backend.pid != 0)
+            raise_doubt(group, reply);
+        break;
     }
     group->woken = false;
     answer_overdue(group);

@@ -5,9 +5,11 @@
  * when they arrive go back at once. When a group calls: at once when a claim comes to a group at
  * rest, after a call that was filled, and when work was enqueued here for one of its queues; 1 to 3
  * ms after BUSY; after EMPTY it pauses, from poll_min_us doubling to poll_max_us, because other
- * proxies may enqueue. Invariants: at most one call in flight a group and calls_max in all; every
- * claim is answered once: with jobs, empty at the end of its wait, or with the storage's error if
- * the storage could not be asked.
+ * proxies may enqueue. A call that may have committed is in doubt (doubt.h): what it claimed is
+ * asked for by its nonce and then dealt like any other reply; the group goes on claiming meanwhile,
+ * unless CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. Invariants: at most one call in
+ * flight a group and calls_max in all; every claim is answered once: with jobs, empty at the end of
+ * its wait, or with the storage's error if the storage could not be asked.
  */
 #ifndef CORE_BROKER_H
 #define CORE_BROKER_H

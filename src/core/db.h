@@ -3,7 +3,9 @@
  * What: a db_call is owned by the core object that makes it (a flush, a claim group) and stays put
  * until its done() is called: exactly once, never from inside env->submit. What it points to stays
  * valid too. The reply and all it points to is valid only during done(). Why the outcome is
- * three-valued: base/outcome.h. With OUTCOME_DONE the rows are set; otherwise err is.
+ * three-valued: base/outcome.h. With OUTCOME_DONE the rows are set; otherwise err is. backend is
+ * who ran it; with OUTCOME_UNKNOWN a pid of 0 says that there is nobody to ask about (it was
+ * committed, but its answer made no sense).
  */
 #ifndef CORE_DB_H
 #define CORE_DB_H
@@ -12,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/backend.h"
 #include "base/err.h"
 #include "base/outcome.h"
 #include "core/job.h"
@@ -19,7 +22,11 @@
 enum db_op {
     DB_RESERVE_IDS,
     DB_ENQUEUE,
+    DB_ENQUEUE_ONCE, /* with an idempotency key */
+    DB_JOBS_EXIST,
     DB_CLAIM,
+    DB_CLAIM_RESULT, /* of an earlier DB_CLAIM, by its nonce */
+    DB_BACKEND_GONE,
     DB_COMPLETE,
     DB_FINISH,
     DB_COUNTS,
@@ -54,6 +61,13 @@ struct db_enqueue {
     const uint16_t *queue_of; /* from 1 */
     const int64_t *ids;
     size_t count;
+    struct server_run server; /* that gave out the ids: only there they are good */
+    struct bytes key;         /* DB_ENQUEUE_ONCE */
+};
+
+struct db_jobs_exist {
+    const int64_t *ids;
+    size_t count;
 };
 
 struct db_claim {
@@ -85,6 +99,7 @@ enum claim_end { CLAIM_FILLED, CLAIM_EMPTY, CLAIM_BUSY };
 struct db_reply {
     enum outcome outcome;
     struct err err;
+    struct backend backend;
     union {
         struct {
             const struct id_run *runs;
@@ -93,7 +108,11 @@ struct db_reply {
         struct {
             const struct db_failed_item *failed;
             size_t count;
+            const int64_t *known_ids; /* the key was known: the ids stored with it, 0 for a refused
+                                         job; else NULL */
         } enqueue;
+        const bool *exist; /* of each id */
+        bool gone;
         struct {
             struct claimed_job *jobs; /* in the order in which they are to be handed out */
             size_t count;
@@ -115,7 +134,9 @@ struct db_call {
     union {
         uint32_t id_count;
         struct db_enqueue enqueue;
+        struct db_jobs_exist jobs_exist;
         struct db_claim claim;
+        struct backend backend;
         struct db_finish finish;
         struct bytes counts_queue;
         struct db_announce announce;

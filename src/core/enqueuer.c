@@ -2,6 +2,7 @@
 #include "core/enqueuer.h"
 
 #include "base/mem.h"
+#include "core/layout.h"
 #include "core/retry.h"
 #include "core/session.h"
 
@@ -84,59 +85,31 @@ static size_t count_within_bytes(const struct flush *flush)
     return flush->count;
 }
 
-/* The place (from 1) of the queue in the flush's list of distinct queues. Jobs of one queue tend to
- * come together: the last one found is tried first. */
-static uint16_t queue_place(struct enqueue_flush *flush, size_t *queue_count, uint16_t last,
-                            struct bytes queue)
+static struct layout layout_of(struct enqueue_flush *flush, size_t count)
 {
-    if (last > 0 && bytes_equal(flush->queues[last - 1], queue))
-        return last;
-    for (size_t i = 0; i < *queue_count; i++)
-        if (bytes_equal(flush->queues[i], queue))
-            return (uint16_t)(i + 1);
-    flush->queue_has_work[*queue_count] = false;
-    flush->queues[(*queue_count)++] = queue;
-    return (uint16_t)*queue_count;
-}
-
-static void lay_out(struct enqueue_flush *flush)
-{
-    size_t queue_count = 0;
-    uint16_t place = 0;
-
-    for (size_t i = 0; i < flush->flush.count; i++) {
-        const struct new_job *job = job_of(item_of(flush->flush.items[i]));
-        place = queue_place(flush, &queue_count, place, job->queue);
-        flush->jobs[i] = job;
-        flush->queue_of[i] = place;
-        if (job->run_at_us == 0)
-            flush->queue_has_work[place - 1] = true;
-    }
-    flush->flush.call.op = DB_ENQUEUE;
-    flush->flush.call.args.enqueue = (struct db_enqueue){.queues = flush->queues,
-                                                         .queue_count = queue_count,
-                                                         .jobs = flush->jobs,
-                                                         .queue_of = flush->queue_of,
-                                                         .ids = flush->ids,
-                                                         .count = flush->flush.count};
+    for (size_t i = 0; i < count; i++)
+        flush->jobs[i] = job_of(item_of(flush->flush.items[i]));
+    return (struct layout){.jobs = flush->jobs,
+                           .queues = flush->queues,
+                           .queue_has_work = flush->queue_has_work,
+                           .queue_of = flush->queue_of,
+                           .ids = flush->ids,
+                           .count = count};
 }
 
 static bool prepare(struct flush *base)
 {
     struct enqueue_flush *flush = flush_of(base);
     struct enqueuer *enqueuer = base->batcher->owner;
-    size_t count = count_within_bytes(base);
+    struct layout layout = layout_of(flush, count_within_bytes(base));
 
-    for (size_t i = 0; i < count; i++) {
-        flush->ids[i] = ids_take(&enqueuer->ids);
-        if (flush->ids[i] == 0)
-            count = i;
-    }
-    ids_want(&enqueuer->ids);
-    batcher_put_back(base, count);
-    if (count == 0)
+    layout.count = layout_take_ids(&layout, &enqueuer->ids);
+    batcher_put_back(base, layout.count);
+    if (layout.count == 0)
         return false;
-    lay_out(flush);
+    layout_queues(&layout);
+    base->call.op = DB_ENQUEUE;
+    base->call.args.enqueue = layout_args(&layout, &enqueuer->ids, (struct bytes){NULL, 0});
     return true;
 }
 
@@ -191,13 +164,49 @@ static void fail(struct batch_item *item, const struct err *err)
     store_failure(item_of(item), err);
 }
 
+/* ---- doubt: by its id a job tells whether it was stored ---- */
+
+static void ask(struct flush *flush, struct db_call *call)
+{
+    call->op = DB_JOBS_EXIST;
+    call->args.jobs_exist =
+        (struct db_jobs_exist){.ids = flush_of(flush)->ids, .count = flush->count};
+}
+
+/* Another run of the server, or another server, may have given out the same id again, or may never
+ * have seen ours. What does not exist was not stored, or was refused: the next try tells. */
+static enum resolved resolve(struct flush *flush, size_t at, const struct db_reply *reply)
+{
+    struct enqueue_item *item = item_of(flush->items[at]);
+    struct enqueuer *enqueuer = flush->batcher->owner;
+    const struct new_job *job = job_of(item);
+
+    if (!server_run_equal(&flush->doubt.backend.server, &reply->backend.server))
+        return RESOLVED_NEVER;
+    if (!reply->rows.exist[at])
+        return RESOLVED_NOT_DONE;
+    if (job->run_at_us == 0)
+        enqueuer->committed(enqueuer->committed_ctx, job->queue);
+    item->work->results[item->at].job_id = flush_of(flush)->ids[at];
+    work_count_down(item->work);
+    return RESOLVED_DONE;
+}
+
 static const struct batcher_ops ops = {
     .flush_new = flush_new,
     .flush_free = flush_free,
     .prepare = prepare,
     .settle = settle,
+    .ask = ask,
+    .resolve = resolve,
     .fail = fail,
 };
+
+static void give_up(struct enqueuer *enqueuer, const struct err *err, bool all)
+{
+    batcher_give_up(&enqueuer->batcher, err, all);
+    batcher_give_up(&enqueuer->keyed.batcher, err, all);
+}
 
 /* Jobs that wait for ids are not in any flush, so nobody else would answer them. */
 static void on_no_ids(struct ids *ids, const struct err *err)
@@ -206,26 +215,35 @@ static void on_no_ids(struct ids *ids, const struct err *err)
 
     switch (retry_trouble(err)) {
     case TROUBLE_ABORTED:
-    case TROUBLE_CONNECTION: batcher_give_up(&enqueuer->batcher, err, false); return;
+    case TROUBLE_CROWDED:
+    case TROUBLE_CONNECTION: give_up(enqueuer, err, false); return;
     case TROUBLE_ITEM:
-    case TROUBLE_REFUSED: batcher_give_up(&enqueuer->batcher, err, true); return;
+    case TROUBLE_REFUSED: give_up(enqueuer, err, true); return;
     }
 }
 
 void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup)
 {
     struct batcher_setup batching = {.ops = &ops,
+                                     .name = "enqueue",
                                      .env = setup->env,
                                      .timers = setup->timers,
                                      .owner = enqueuer,
                                      .items_max = setup->items_max,
-                                     .flush_us = setup->flush_us,
-                                     .idempotent = false};
+                                     .flush_us = setup->flush_us};
+    struct keyed_setup keyed = {.env = setup->env,
+                                .timers = setup->timers,
+                                .sessions = setup->sessions,
+                                .ids = &enqueuer->ids,
+                                .flush_us = setup->flush_us,
+                                .committed = setup->committed,
+                                .committed_ctx = setup->committed_ctx};
 
     *enqueuer = (struct enqueuer){.sessions = setup->sessions,
                                   .committed = setup->committed,
                                   .committed_ctx = setup->committed_ctx};
     batcher_init(&enqueuer->batcher, &batching);
+    keyed_init(&enqueuer->keyed, &keyed);
     ids_init(&enqueuer->ids, setup->env, setup->timers, on_no_ids);
 }
 
@@ -237,10 +255,11 @@ void enqueuer_configure(struct enqueuer *enqueuer, size_t items_max, uint64_t fl
 void enqueuer_free(struct enqueuer *enqueuer)
 {
     ids_stop(&enqueuer->ids);
+    keyed_free(&enqueuer->keyed);
     batcher_free(&enqueuer->batcher);
 }
 
-void enqueuer_take(struct enqueuer *enqueuer, struct request *request)
+static void take_jobs(struct enqueuer *enqueuer, struct request *request)
 {
     size_t count = request->in.enqueue.count;
     struct enqueue_work *work = request_alloc(request, sizeof *work);
@@ -265,6 +284,14 @@ void enqueuer_take(struct enqueuer *enqueuer, struct request *request)
     work_count_down(work);
 }
 
+void enqueuer_take(struct enqueuer *enqueuer, struct request *request)
+{
+    if (request->in.enqueue.key.data != NULL)
+        keyed_take(&enqueuer->keyed, request);
+    else
+        take_jobs(enqueuer, request);
+}
+
 void enqueuer_forget_ids(struct enqueuer *enqueuer)
 {
     ids_forget(&enqueuer->ids);
@@ -273,9 +300,10 @@ void enqueuer_forget_ids(struct enqueuer *enqueuer)
 void enqueuer_turn(struct enqueuer *enqueuer)
 {
     batcher_turn(&enqueuer->batcher);
+    keyed_turn(&enqueuer->keyed);
 }
 
 bool enqueuer_is_idle(const struct enqueuer *enqueuer)
 {
-    return batcher_is_idle(&enqueuer->batcher);
+    return batcher_is_idle(&enqueuer->batcher) && keyed_is_idle(&enqueuer->keyed);
 }

@@ -4,19 +4,24 @@
  * flush (batcher.h), and answers the request when all its jobs have a result, each its own.
  * Invariants: an id comes from a block whose reservation was committed first; a block dies with any
  * loss of a connection (enqueuer_forget_ids); an id is used for one try of one job and never again.
- * An enqueue whose outcome is unknown is answered DEADLINE_EXCEEDED: it is not replayed.
+ * A flush whose outcome is unknown is asked about by its ids (doubt.h): what exists is
+ * acknowledged, the rest is enqueued again with other ids. Where the ids prove nothing, because the
+ * server was started anew or is another one, its jobs are answered DEADLINE_EXCEEDED. A request
+ * with an idempotency key is keyed's (keyed.h).
  */
 #ifndef CORE_ENQUEUER_H
 #define CORE_ENQUEUER_H
 
 #include "core/batcher.h"
 #include "core/ids.h"
+#include "core/keyed.h"
 #include "core/request.h"
 
 struct sessions;
 
 struct enqueuer {
     struct batcher batcher;
+    struct keyed keyed;
     struct ids ids;
     struct sessions *sessions; /* to answer */
     /* Told after a commit which queues have new work. */

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "core/session.h"
 
-enum { OFFER_PAUSE_US = 1000 * US_PER_MS };
+enum { OFFER_PAUSE_US = 1000 * US_PER_MS, CALM_US = 10 * US_PER_S };
 
 struct finish_work;
 
@@ -255,15 +255,16 @@ static size_t part_rivals(struct flush *flush)
     return kept;
 }
 
-/* How many of the first `count` items stay within the storage's number of claim batches a call. */
+/* How many of the first `count` items stay within the number of claim batches a call. */
 static size_t count_within_batches(const struct flush *flush, size_t count)
 {
+    const struct finisher *finisher = flush->batcher->owner;
     size_t batches = 0;
 
     for (size_t i = 0; i < count; i++) {
         if (i == 0 || !same_batch(receipt_of(flush->items[i - 1]), receipt_of(flush->items[i])))
             batches++;
-        if (batches > COMPLETE_BATCHES_PER_CALL_MAX)
+        if (batches > finisher->batches_max)
             return i;
     }
     return count;
@@ -293,10 +294,7 @@ static bool prepare(struct flush *base, enum db_op op)
     struct finish_flush *flush = flush_of(base);
 
     qsort(base->items, base->count, sizeof base->items[0], compare_items);
-    size_t count = part_rivals(base);
-    if (op == DB_COMPLETE)
-        count = count_within_batches(base, count);
-    batcher_put_back(base, count);
+    batcher_put_back(base, count_within_batches(base, part_rivals(base)));
     base->call.op = op;
     base->call.args.finish.orders = flush->orders;
     base->call.args.finish.count = lay_out(flush);
@@ -342,12 +340,42 @@ static void fail(struct batch_item *base, const struct err *err)
     item_decided(item, err->code == CODE_INVALID_ARGUMENT ? FINISH_INVALID : FINISH_ABORTED, err);
 }
 
+static void set_calm(struct finisher *finisher)
+{
+    timer_set(finisher->timers, &finisher->calm,
+              finisher->env->now_us(finisher->env->ctx) + (uint64_t)CALM_US);
+}
+
+/* Each claim batch of a flush takes its place in the server's lock table. */
+static void crowded(struct batcher *batcher)
+{
+    struct finisher *finisher = batcher->owner;
+
+    if (finisher->batches_max > 1)
+        finisher->batches_max /= 2;
+    log_event(LOG_WARN, "lock_table_full", "batches_max=%zu", finisher->batches_max);
+    set_calm(finisher);
+}
+
+static void on_calm(struct timer *timer, uint64_t now)
+{
+    struct finisher *finisher = CONTAINER_OF(timer, struct finisher, calm);
+
+    (void)now;
+    finisher->batches_max *= 2;
+    if (finisher->batches_max < COMPLETE_BATCHES_PER_CALL_MAX)
+        set_calm(finisher);
+    else
+        finisher->batches_max = COMPLETE_BATCHES_PER_CALL_MAX;
+}
+
 static const struct batcher_ops complete_ops = {
     .flush_new = flush_new,
     .flush_free = flush_free,
     .prepare = prepare_completes,
     .settle = settle,
     .fail = fail,
+    .crowded = crowded,
 };
 
 static const struct batcher_ops other_ops = {
@@ -356,6 +384,7 @@ static const struct batcher_ops other_ops = {
     .prepare = prepare_others,
     .settle = settle,
     .fail = fail,
+    .crowded = crowded,
 };
 
 /* ---- the module ---- */
@@ -369,17 +398,20 @@ void finisher_init(struct finisher *finisher, const struct finisher_setup *setup
                                   .attempts = setup->attempts,
                                   .sessions = setup->sessions,
                                   .released = setup->released,
-                                  .released_ctx = setup->released_ctx};
+                                  .released_ctx = setup->released_ctx,
+                                  .batches_max = COMPLETE_BATCHES_PER_CALL_MAX,
+                                  .calm = {.fire = on_calm}};
     for (size_t i = 0; i < setup->shard_count; i++) {
         struct batcher_setup batching = {.ops = &complete_ops,
+                                         .name = "complete",
                                          .env = setup->env,
                                          .timers = setup->timers,
                                          .owner = finisher,
                                          .items_max = setup->items_max,
-                                         .flush_us = setup->flush_us,
-                                         .idempotent = true};
+                                         .flush_us = setup->flush_us};
         batcher_init(&finisher->shards[i].completes, &batching);
         batching.ops = &other_ops;
+        batching.name = "finish";
         batching.items_max = FINISH_ITEMS_PER_CALL_MAX;
         batcher_init(&finisher->shards[i].others, &batching);
     }
@@ -397,6 +429,7 @@ void finisher_configure(struct finisher *finisher, size_t items_max, uint64_t fl
 void finisher_free(struct finisher *finisher)
 {
     CHECK(finisher->offers.count == 0);
+    timer_stop(finisher->timers, &finisher->calm);
     for (size_t i = 0; i < finisher->shard_count; i++) {
         batcher_free(&finisher->shards[i].completes);
         batcher_free(&finisher->shards[i].others);
@@ -478,6 +511,16 @@ void finisher_turn(struct finisher *finisher)
         batcher_turn(&finisher->shards[i].completes);
         batcher_turn(&finisher->shards[i].others);
     }
+}
+
+uint64_t finisher_deadlock_retries(const struct finisher *finisher)
+{
+    uint64_t total = 0;
+
+    for (size_t i = 0; i < finisher->shard_count; i++)
+        total += finisher->shards[i].completes.deadlock_retries +
+                 finisher->shards[i].others.deadlock_retries;
+    return total;
 }
 
 bool finisher_is_idle(const struct finisher *finisher)

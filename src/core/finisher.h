@@ -7,7 +7,9 @@
  * want the same of it share the answer, others wait); an attempt leaves the attempt table only when
  * the storage has said that it is over, and a session that holds one that somebody else ended is
  * told; what is handed back is offered until the storage has taken it. Ending is idempotent, so a
- * flush whose outcome is unknown is replayed. Never refuses a well-formed receipt for lack of room.
+ * flush whose outcome is unknown is replayed. When the server is out of lock table, a flush may
+ * name half as many claim batches as before, and after some calm seconds twice as many again. Never
+ * refuses a well-formed receipt for lack of room.
  */
 #ifndef CORE_FINISHER_H
 #define CORE_FINISHER_H
@@ -36,6 +38,8 @@ struct finisher {
     void (*released)(void *ctx); /* some jobs are available again */
     void *released_ctx;
     bool some_released; /* since the last turn */
+    size_t batches_max; /* claim batches a flush */
+    struct timer calm;  /* set while batches_max is lowered */
 };
 
 struct finisher_setup {
@@ -71,6 +75,9 @@ void finisher_hand_back(struct finisher *finisher, const struct receipt *receipt
                         struct hand_back back);
 
 void finisher_turn(struct finisher *finisher);
+/* Transactions begun again because they were a deadlock's victim, since the start. */
+uint64_t finisher_deadlock_retries(const struct finisher *finisher);
+
 bool finisher_is_idle(const struct finisher *finisher);
 
 #endif

@@ -30,6 +30,9 @@ static void on_reserved(struct db_call *call, const struct db_reply *reply)
     ids->stale = false;
     if (reply->outcome == OUTCOME_DONE && !stale) {
         ids->failures = 0;
+        if (!server_run_equal(&ids->server, &reply->backend.server))
+            ids_forget(ids);
+        ids->server = reply->backend.server;
         for (size_t i = 0; i < reply->rows.ids.count; i++)
             add_run(ids, reply->rows.ids.runs[i]);
         return;

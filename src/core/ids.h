@@ -3,7 +3,8 @@
  * Why reserve: a flush whose ids are known before it is sent needs no RETURNING and no sequence
  * call per job, and each answer knows its ids. Why forget: after a lost connection or a crash
  * nobody can prove that a block was not given out again, so unused ids are dropped (there are
- * 2^53). Invariant: a reservation in flight when ids_forget was called is dropped when it arrives.
+ * 2^53). And an id is good on the server that gave it out only: all runs are of one server.
+ * Invariant: a reservation in flight when ids_forget was called is dropped when it arrives.
  */
 #ifndef CORE_IDS_H
 #define CORE_IDS_H
@@ -16,7 +17,8 @@ struct ids {
     const struct env *env;
     struct timers *timers;
     struct db_call call;
-    struct timer again; /* after a failed reservation */
+    struct timer again;       /* after a failed reservation */
+    struct server_run server; /* that gave out the runs */
     struct id_run runs[ID_RUNS_MAX];
     size_t run_count;
     int64_t available;

@@ -55,6 +55,7 @@ struct request {
         struct {
             const struct enqueue_order *orders;
             size_t count;
+            struct bytes key; /* idempotency; data NULL: none */
         } enqueue;
         struct {
             const struct bytes *queues;

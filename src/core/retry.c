@@ -23,6 +23,8 @@ enum trouble retry_trouble(const struct err *err)
         return TROUBLE_ABORTED;
     if (class_is(err, "22") || class_is(err, "23") || class_is(err, "54") || class_is(err, "XX"))
         return TROUBLE_ITEM;
+    if (class_is(err, "53200"))
+        return TROUBLE_CROWDED;
     if (err->sqlstate[0] == '\0' || class_is(err, "08") || class_is(err, "57P") ||
         class_is(err, "25006") || class_is(err, "26000") || class_is(err, "0A000"))
         return TROUBLE_CONNECTION;
@@ -57,6 +59,8 @@ struct retry_plan retry_decide(const struct retry_case *failed)
     case TROUBLE_ABORTED: return after_abort(failed);
     case TROUBLE_ITEM:
         return (struct retry_plan){failed->items > 1 ? RETRY_HALVES : RETRY_GIVE_UP, 0};
+    case TROUBLE_CROWDED:
+        return failed->items > 1 ? (struct retry_plan){RETRY_HALVES, 0} : after_loss(failed);
     case TROUBLE_CONNECTION: return after_loss(failed);
     case TROUBLE_REFUSED: break;
     }
@@ -68,6 +72,7 @@ static enum code final_code(const struct err *cause)
     switch (retry_trouble(cause)) {
     case TROUBLE_ABORTED: return CODE_ABORTED;
     case TROUBLE_ITEM: return class_is(cause, "XX") ? CODE_INTERNAL : CODE_INVALID_ARGUMENT;
+    case TROUBLE_CROWDED:
     case TROUBLE_CONNECTION: return CODE_UNAVAILABLE;
     case TROUBLE_REFUSED: break;
     }

@@ -17,6 +17,7 @@ enum { PARAMS_MAX = 16 };
 /* The types we use; numbers of pg_type.dat, which never change. */
 enum pg_type {
     PG_NONE = 0,
+    PG_BOOL = 16,
     PG_INT8 = 20,
     PG_INT2 = 21,
     PG_INT4 = 23,

@@ -9,11 +9,11 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/mem.h"
+#include "pg/rows.h"
 #include "pg/schema.h"
 
 enum {
     CONNECT_MS = 10 * 1000, /* all hosts together */
-    CALL_MS = 35 * 1000,    /* beyond the statement_timeout */
     NULLS_MAX = 2,          /* in a row from a living connection */
 };
 
@@ -24,6 +24,7 @@ struct pipe {
     int watched_fd;
     enum pipe_state state;
     uint64_t since_us; /* of the connection attempt */
+    struct backend backend;
     struct list owed;
     /* The segment that is being read: */
     PGresult *rows;
@@ -145,7 +146,8 @@ static bool is_fatal(const struct err *err)
 static void end_call(struct pipe *pipe)
 {
     struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
-    struct pipe_result result = {.outcome = pipe->failed ? OUTCOME_NOT_DONE : OUTCOME_DONE};
+    struct pipe_result result = {.outcome = pipe->failed ? OUTCOME_NOT_DONE : OUTCOME_DONE,
+                                 .backend = pipe->backend};
 
     if (pipe->failed)
         result.err = pipe->err;
@@ -153,11 +155,46 @@ static void end_call(struct pipe *pipe)
         result.rows = pipe->rows;
     if (!pipe->failed && pipe->rows == NULL) {
         result.outcome = OUTCOME_UNKNOWN; /* committed, but what it said is missing */
+        result.backend.pid = 0;
         err_set(&result.err, CODE_INTERNAL, "%s returned no rows", statement_name(call->statement));
     }
+    if (pipe->owed.count > 0)
+        CONTAINER_OF(pipe->owed.first, struct pipe_call, node)->since_us = clock_mono_us();
     call->done(call, &result);
     if (pipe->failed && is_fatal(&pipe->err))
         pipe_break(pipe, &pipe->err);
+}
+
+static bool read_identity(struct pipe *pipe)
+{
+    enum { PID, STARTED, SERVER_STARTED, TIMELINE, COLUMNS };
+    static const size_t widths[COLUMNS] = {4, 8, 8, 4};
+    const PGresult *rows = pipe->rows;
+    int64_t fields[COLUMNS] = {0};
+
+    if (rows == NULL || PQntuples(rows) != 1 || PQnfields(rows) != COLUMNS)
+        return false;
+    for (int i = 0; i < COLUMNS; i++) {
+        struct bytes value = bytes_of(PQgetvalue(rows, 0, i), (size_t)PQgetlength(rows, 0, i));
+        bool standby = i == TIMELINE && PQgetisnull(rows, 0, i); /* refuses all writes anyway */
+        if (!standby && !value_int(value, widths[i], &fields[i]))
+            return false;
+    }
+    pipe->backend = (struct backend){
+        .pid = (int32_t)fields[PID],
+        .started = fields[STARTED],
+        .server = {.started = fields[SERVER_STARTED], .timeline = (int32_t)fields[TIMELINE]}};
+    return pipe->backend.pid != 0;
+}
+
+static void end_preparing(struct pipe *pipe)
+{
+    if (pipe->failed)
+        pipe_break(pipe, &pipe->err);
+    else if (!read_identity(pipe))
+        break_with_text(pipe, "Postgres did not say which backend it is");
+    else
+        set_state(pipe, PIPE_READY);
 }
 
 static bool is_idle_transaction(PGTransactionStatusType status)
@@ -195,10 +232,8 @@ static void end_segment(struct pipe *pipe)
         end_checking(pipe);
         return;
     }
-    if (pipe->state == PIPE_PREPARING && pipe->failed)
-        pipe_break(pipe, &pipe->err);
-    else if (pipe->state == PIPE_PREPARING)
-        set_state(pipe, PIPE_READY);
+    if (pipe->state == PIPE_PREPARING)
+        end_preparing(pipe);
     else if (pipe->owed.count > 0)
         end_call(pipe);
     else
@@ -216,7 +251,12 @@ static void take_result(struct pipe *pipe, PGresult *result)
         pipe->catalogue = result;
         return;
     }
-    if (status == PGRES_TUPLES_OK && pipe->state != PIPE_PREPARING && pipe->rows == NULL) {
+    if (status == PGRES_TUPLES_OK && pipe->state == PIPE_PREPARING) {
+        PQclear(pipe->rows); /* the last one counts: it is the identity */
+        pipe->rows = result;
+        return;
+    }
+    if (status == PGRES_TUPLES_OK && pipe->rows == NULL) {
         pipe->rows = result;
         return;
     }
@@ -363,6 +403,15 @@ static void on_ready(void *ctx, unsigned ready)
         flush(pipe);
 }
 
+static void refuse(const struct pipe *pipe, struct pipe_call *call)
+{
+    struct pipe_result result = {.outcome = OUTCOME_NOT_DONE, .backend = pipe->backend};
+
+    err_set(&result.err, CODE_UNAVAILABLE, "the database server is not the one it was");
+    call->done(call, &result);
+    loop_again(pipe->with.loop); /* core's turn is over already */
+}
+
 void pipe_send(struct pipe *pipe, struct pipe_call *call)
 {
     struct params *params = pipe->with.params;
@@ -371,6 +420,10 @@ void pipe_send(struct pipe *pipe, struct pipe_call *call)
     int formats[PARAMS_MAX];
 
     CHECK(pipe->state == PIPE_READY && pipe->owed.count < PIPE_SEGMENTS_MAX);
+    if (call->suits != NULL && !call->suits(call, &pipe->backend)) {
+        refuse(pipe, call);
+        return;
+    }
     params_reset(params);
     call->encode(call, params);
     params_values(params, values, lens, formats);
@@ -447,9 +500,9 @@ const char *pipe_database(const struct pipe *pipe)
     return name != NULL ? name : "";
 }
 
-int pipe_backend_pid(const struct pipe *pipe)
+const struct backend *pipe_backend(const struct pipe *pipe)
 {
-    return PQbackendPID(pipe->connection);
+    return &pipe->backend;
 }
 
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
@@ -461,7 +514,7 @@ void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
     if (pipe->owed.count == 0)
         return;
     const struct pipe_call *oldest = CONTAINER_OF(pipe->owed.first, struct pipe_call, node);
-    if (now_us > oldest->since_us + (uint64_t)CALL_MS * US_PER_MS)
+    if (now_us > oldest->since_us + (uint64_t)oldest->deadline_ms * US_PER_MS)
         break_with_text(pipe, "Postgres did not answer in time");
 }
 
@@ -473,6 +526,7 @@ void pipe_fail_owed(struct pipe *pipe)
     while (pipe->owed.count > 0) {
         struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
         result.outcome = call->synced ? OUTCOME_UNKNOWN : OUTCOME_NOT_DONE;
+        result.backend = pipe->backend;
         call->done(call, &result);
     }
 }

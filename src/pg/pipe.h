@@ -3,12 +3,14 @@
  * What: connects without blocking, refuses a schema that this binary does not fit (schema.h),
  * prepares the statements of its role, then carries calls. One
  * call is one statement and one Sync: its own transaction. Its done() is called when the Sync's
- * answer arrived, so a result is acted on only after its commit. When the connection breaks, the
- * pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the turn and calls
- * pipe_fail_owed: UNKNOWN where the Sync was already queued, else NOT_DONE. States: CONNECTING ->
- * CHECKING -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool.
- * done() may submit to the pool again, which sends later, never from inside done().
- * Notifications are handed on as they come.
+ * answer arrived, so a result is acted on only after its commit. Every result says which backend
+ * ran the call. When the connection breaks, or the oldest call has been first in line for longer
+ * than its deadline (packets may get lost without a close), the pipe only notes it (PIPE_BROKEN).
+ * Its owner sees that at the end of the turn and calls pipe_fail_owed: UNKNOWN where the Sync was
+ * already handed to libpq, which may have sent it, else NOT_DONE. States: CONNECTING -> CHECKING
+ * -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
+ * submit to the pool again, which sends later, never from inside done(). Notifications are handed
+ * on as they come.
  */
 #ifndef PG_PIPE_H
 #define PG_PIPE_H
@@ -18,6 +20,7 @@
 
 #include <libpq-fe.h>
 
+#include "base/backend.h"
 #include "base/err.h"
 #include "base/list.h"
 #include "base/outcome.h"
@@ -29,8 +32,9 @@ enum pipe_state { PIPE_CONNECTING, PIPE_CHECKING, PIPE_PREPARING, PIPE_READY, PI
 
 struct pipe_result {
     enum outcome outcome;
-    const PGresult *rows; /* with OUTCOME_DONE; valid during done() */
-    struct err err;       /* otherwise */
+    struct backend backend; /* pid 0: it was never sent, or nobody needs to be asked about it */
+    const PGresult *rows;   /* with OUTCOME_DONE; valid during done() */
+    struct err err;         /* otherwise */
 };
 
 /* Owned by the caller; must stay put until done(). */
@@ -39,8 +43,11 @@ struct pipe_call {
     enum statement_id statement;
     void (*encode)(struct pipe_call *call, struct params *params); /* when it is sent */
     void (*done)(struct pipe_call *call, const struct pipe_result *result);
-    uint64_t since_us; /* waiting, later sent */
-    bool synced;       /* the commit may have left */
+    /* Whether this backend may run it; NULL: any. Where not, it is NOT_DONE. */
+    bool (*suits)(const struct pipe_call *call, const struct backend *backend);
+    uint32_t deadline_ms; /* once it is first in line */
+    uint64_t since_us;    /* waiting, later sent or first in line */
+    bool synced;          /* the commit may have left */
 };
 
 struct pipe;
@@ -60,14 +67,15 @@ void pipe_free(struct pipe *pipe); /* owes nothing any more */
 
 enum pipe_state pipe_state(const struct pipe *pipe);
 size_t pipe_owed(const struct pipe *pipe);
-const struct err *pipe_err(const struct pipe *pipe); /* why it broke */
-const char *pipe_database(const struct pipe *pipe);  /* its name; never NULL */
-int pipe_backend_pid(const struct pipe *pipe);
+const struct err *pipe_err(const struct pipe *pipe);         /* why it broke */
+const char *pipe_database(const struct pipe *pipe);          /* its name; never NULL */
+const struct backend *pipe_backend(const struct pipe *pipe); /* pid 0 before PIPE_READY */
 
 /* Only in PIPE_READY and below PIPE_SEGMENTS_MAX. */
 void pipe_send(struct pipe *pipe, struct pipe_call *call);
 
-/* Breaks it when it has been connecting, or the oldest call has been running, for too long. */
+/* Breaks it when it has been connecting, or the oldest call has been first in line, for too long.
+ */
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us);
 
 /* Gives it up, for this reason. Already broken: nothing. */

@@ -140,7 +140,7 @@ static void note_ready(struct pool *pool, struct place *place)
     place->ready_us = clock_mono_us();
     err_set(&pool->last_err, CODE_UNAVAILABLE, "all connections to Postgres are busy");
     log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
-              pipe_backend_pid(place->pipe));
+              (int)pipe_backend(place->pipe)->pid);
     if (pool->with.on_up != NULL)
         pool->with.on_up(pool->with.ctx, pipe_database(place->pipe));
 }
@@ -151,7 +151,7 @@ static void log_loss(const struct pool *pool, const struct place *place, const s
 
     if (place->was_ready)
         log_event(LOG_WARN, "pg_lost", "pool=%s pid=%d sqlstate=%s reason=\"%s\"", pool->with.name,
-                  pipe_backend_pid(place->pipe), err->sqlstate,
+                  (int)pipe_backend(place->pipe)->pid, err->sqlstate,
                   log_text(text, sizeof text, err->message));
     else if (pool->failures == 0) /* once, not per try */
         log_event(LOG_WARN, "pg_connect_failed", "pool=%s sqlstate=%s reason=\"%s\"",
@@ -280,7 +280,7 @@ unsigned pool_idle(const struct pool *pool)
 bool pool_has_backend(const struct pool *pool, int pid)
 {
     for (size_t i = 0; i < pool->with.size; i++)
-        if (pool->places[i].was_ready && pipe_backend_pid(pool->places[i].pipe) == pid)
+        if (pool->places[i].was_ready && (int)pipe_backend(pool->places[i].pipe)->pid == pid)
             return true;
     return false;
 }

@@ -86,6 +86,20 @@ static bool send_listen(PGconn *connection, const char *quoted_schema)
     return sent == 1;
 }
 
+/* The server's own word, since a pooler in between gives libpq another pid. */
+static bool send_identity(PGconn *connection, const char *quoted_schema)
+{
+    static const char select[] = "SELECT pid, started, server_started, timeline FROM ";
+    static const char function[] = ".backend_identity()";
+    size_t size = sizeof select + strlen(quoted_schema) + sizeof function;
+    char *text = mem_alloc(size);
+
+    snprintf(text, size, "%s%s%s", select, quoted_schema, function);
+    int sent = PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1);
+    mem_free(text);
+    return sent == 1;
+}
+
 bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
 {
     char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
@@ -97,6 +111,7 @@ bool statements_send_setup(PGconn *connection, enum statement_role role, const c
             sent = send_prepare(connection, &statements[i], quoted);
     if (sent && role == ROLE_CONTROL)
         sent = send_listen(connection, quoted);
+    sent = sent && send_identity(connection, quoted);
     PQfreemem(quoted);
     return sent;
 }

@@ -138,6 +138,16 @@ static enum code check_heartbeat(const Awa__V1__Heartbeat *heartbeat, struct err
     return code;
 }
 
+static enum code check_enqueue(const Awa__V1__Enqueue *enqueue, struct err *why)
+{
+    enum code code = check_count("jobs", enqueue->n_jobs, 1, JOBS_PER_ENQUEUE_MAX, why);
+
+    if (code == CODE_OK)
+        code = check_size("idempotency_key", strlen(enqueue->idempotency_key),
+                          IDEMPOTENCY_KEY_BYTES_MAX, why);
+    return code;
+}
+
 static enum code check_claim(const Awa__V1__Claim *claim, struct err *why)
 {
     enum code code = check_count("queues", claim->n_queues, 1, CLAIM_QUEUES_MAX, why);
@@ -157,8 +167,7 @@ static enum code check_request(const Awa__V1__ClientFrame *frame, struct err *wh
     case AWA__V1__CLIENT_FRAME__REQUEST_HELLO: return check_hello(frame->hello, why);
     case AWA__V1__CLIENT_FRAME__REQUEST_PING:
     case AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE: return CODE_OK;
-    case AWA__V1__CLIENT_FRAME__REQUEST_ENQUEUE:
-        return check_count("jobs", frame->enqueue->n_jobs, 1, JOBS_PER_ENQUEUE_MAX, why);
+    case AWA__V1__CLIENT_FRAME__REQUEST_ENQUEUE: return check_enqueue(frame->enqueue, why);
     case AWA__V1__CLIENT_FRAME__REQUEST_CLAIM: return check_claim(frame->claim, why);
     case AWA__V1__CLIENT_FRAME__REQUEST_FINISH:
         return check_count("items", frame->finish->n_items, 1, ITEMS_PER_FINISH_MAX, why);

@@ -56,6 +56,7 @@ struct world {
     uint64_t written[CONNECTIONS_MAX];
     uint8_t session_ids[CONNECTIONS_MAX][SESSION_ID_BYTES]; /* as told by HelloOk */
     int64_t next_job_id;
+    struct backend backend; /* that answers */
 };
 
 enum { ANSWER_BYTES = 100 };
@@ -182,6 +183,8 @@ static inline struct world *world_new(void)
                                .joined_ctx = world};
 
     world->now_us = 1000000;
+    world->backend =
+        (struct backend){.pid = 100, .started = 5, .server = {.started = 1, .timeline = 1}};
     world->env = (struct env){.ctx = world,
                               .now_us = world_now_us,
                               .random_u64 = world_random,
@@ -243,22 +246,44 @@ static inline void fail_call(struct world *world, struct db_call *call, enum out
     reply(world, call, &with);
 }
 
+/* The connection that ran the call is lost after the commit was sent. */
+static inline void lose_call(struct world *world, struct db_call *call)
+{
+    struct db_reply with = {.outcome = OUTCOME_UNKNOWN, .backend = world->backend};
+    err_set(&with.err, CODE_UNAVAILABLE, "lost");
+    reply(world, call, &with);
+}
+
+static inline void reply_gone(struct world *world, bool gone)
+{
+    struct db_reply with = {.outcome = OUTCOME_DONE, .backend = world->backend, .rows.gone = gone};
+    reply(world, call_of(world, DB_BACKEND_GONE), &with);
+}
+
+static inline void reply_exist(struct world *world, const bool *exist)
+{
+    struct db_reply with = {
+        .outcome = OUTCOME_DONE, .backend = world->backend, .rows.exist = exist};
+    reply(world, call_of(world, DB_JOBS_EXIST), &with);
+}
+
 static inline void reply_ids(struct world *world, int64_t first, int64_t count)
 {
     struct id_run run = {first, first + count - 1};
-    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.ids = {&run, 1}};
+    struct db_reply with = {
+        .outcome = OUTCOME_DONE, .backend = world->backend, .rows.ids = {&run, 1}};
     reply(world, call_of(world, DB_RESERVE_IDS), &with);
 }
 
 static inline void reply_enqueued(struct world *world, struct db_call *call)
 {
-    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.enqueue = {NULL, 0}};
+    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.enqueue = {NULL, 0, NULL}};
     reply(world, call, &with);
 }
 
-static inline void reply_claimed(struct world *world, size_t count, enum claim_end end)
+static inline void reply_jobs(struct world *world, struct db_call *call, size_t count,
+                              enum claim_end end)
 {
-    struct db_call *call = call_of(world, DB_CLAIM);
     struct claimed_job *jobs = calloc(count + 1, sizeof *jobs);
     struct db_reply with = {.outcome = OUTCOME_DONE, .rows.claim = {jobs, count, end}};
 
@@ -271,6 +296,11 @@ static inline void reply_claimed(struct world *world, size_t count, enum claim_e
                                            .index = (uint16_t)(i + 1)};
     reply(world, call, &with);
     free(jobs);
+}
+
+static inline void reply_claimed(struct world *world, size_t count, enum claim_end end)
+{
+    reply_jobs(world, call_of(world, DB_CLAIM), count, end);
 }
 
 static inline void reply_finished(struct world *world, struct db_call *call,
@@ -312,7 +342,8 @@ static inline handle join(struct world *world, handle connection)
     return session;
 }
 
-static inline void enqueue(struct world *world, handle session, uint64_t id, size_t count)
+static inline void enqueue_keyed(struct world *world, handle session, uint64_t id, size_t count,
+                                 const char *key)
 {
     struct request *request = request_of(REQUEST_ENQUEUE, id);
     struct enqueue_order *orders = request_alloc(request, count * sizeof *orders);
@@ -324,7 +355,14 @@ static inline void enqueue(struct world *world, handle session, uint64_t id, siz
                                          .priority = 2};
     request->in.enqueue.orders = orders;
     request->in.enqueue.count = count;
+    if (key != NULL)
+        request->in.enqueue.key = bytes_of_text(key);
     sessions_take_request(&world->core.sessions, session, request);
+}
+
+static inline void enqueue(struct world *world, handle session, uint64_t id, size_t count)
+{
+    enqueue_keyed(world, session, id, count, NULL);
 }
 
 static inline void claim(struct world *world, handle session, uint64_t id, uint32_t jobs,
@@ -396,6 +434,12 @@ static inline void world_end(struct world *world)
             reply_ids(world, 500000, 10000);
         if (call_of(world, DB_ENQUEUE) != NULL)
             reply_enqueued(world, call_of(world, DB_ENQUEUE));
+        if (call_of(world, DB_ENQUEUE_ONCE) != NULL)
+            reply_enqueued(world, call_of(world, DB_ENQUEUE_ONCE));
+        if (call_of(world, DB_BACKEND_GONE) != NULL)
+            reply_gone(world, true);
+        if (call_of(world, DB_CLAIM_RESULT) != NULL)
+            reply_jobs(world, call_of(world, DB_CLAIM_RESULT), 0, CLAIM_FILLED);
     }
     assert_true(core_is_idle(&world->core));
     core_free(&world->core);

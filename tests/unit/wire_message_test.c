@@ -206,6 +206,35 @@ static void heartbeats_and_cancels(void **state)
     assert_int_equal(d.message.frame->cancel_request->request_id, 7);
 }
 
+static enum message_verdict decode_keyed(char *key)
+{
+    Awa__V1__NewJob job = AWA__V1__NEW_JOB__INIT;
+    Awa__V1__NewJob *jobs[] = {&job};
+    Awa__V1__Enqueue enqueue = AWA__V1__ENQUEUE__INIT;
+    Awa__V1__ClientFrame frame = AWA__V1__CLIENT_FRAME__INIT;
+
+    enqueue.n_jobs = 1;
+    enqueue.jobs = jobs;
+    enqueue.idempotency_key = key;
+    frame.request_id = 7;
+    frame.request_case = AWA__V1__CLIENT_FRAME__REQUEST_ENQUEUE;
+    frame.enqueue = &enqueue;
+    return decode_frame(&frame);
+}
+
+static void idempotency_keys(void **state)
+{
+    (void)state;
+    static char latin1[] = "caf\xe9";
+
+    assert_int_equal(decode_keyed(text_of(IDEMPOTENCY_KEY_BYTES_MAX, 'k')), MESSAGE_OK);
+    assert_int_equal(strlen(d.message.frame->enqueue->idempotency_key), IDEMPOTENCY_KEY_BYTES_MAX);
+    assert_int_equal(decode_keyed(text_of(IDEMPOTENCY_KEY_BYTES_MAX + 1, 'k')), MESSAGE_REFUSED);
+    assert_string_equal(d.why.message, "idempotency_key: 201 bytes, at most 200");
+    assert_int_equal(decode_keyed(latin1), MESSAGE_REFUSED); /* the request, not one job */
+    assert_string_equal(d.why.message, "Enqueue.idempotency_key is not UTF-8, or holds a NUL");
+}
+
 static void golden_bytes(void **state)
 {
     (void)state;
@@ -608,6 +637,7 @@ int main(void)
         TEST(hellos),
         TEST(hellos_that_resume),
         TEST(heartbeats_and_cancels),
+        TEST(idempotency_keys),
         TEST(golden_bytes),
         TEST(broken_frames),
         TEST(unknown_requests_and_fields),
