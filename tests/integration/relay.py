@@ -1,0 +1,170 @@
+"""A relay between the proxy and Postgres that cuts or stalls a connection at a chosen message.
+
+It listens like a Postgres on a Unix socket in a folder of its own, opens a connection to the real
+one for each that comes, and understands so much of the protocol: where a message ends, which
+prepared statement a Bind names, and which ReadyForQuery answers which Sync. So a test can say
+"lose the answer of the next claim after its commit". For tests only.
+"""
+import contextlib
+import pathlib
+import socket
+import tempfile
+import threading
+
+PORT = 5432
+READ_BYTES = 1 << 16
+
+
+class Fault:
+    """What is to happen to calls of one statement (`awa_CLAIM`, …), `times` times; or to any.
+
+    before_sent  the connection is closed before the call reaches Postgres: it is surely not done
+    no_sync      its Sync, and all that follows, is withheld: Postgres waits with the call's locks
+    after_commit Postgres has committed; the rows pass, ReadyForQuery does not, the connection closes
+    stall        the same, but the connection stays open, and nothing passes any more, either way
+    deaf         from before the call reaches Postgres nothing passes any more; not closed either
+    """
+
+    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf")
+
+    def __init__(self, kind, statement, times=1):
+        assert kind in self.KINDS
+        self.kind, self.statement, self.left = kind, statement, times
+        self.hits = 0
+        self.changed = threading.Condition()
+
+    def take(self, kinds, statement):
+        """Whether it strikes here; counts it."""
+        with self.changed:
+            if self.kind not in kinds or self.left == 0 or self.statement not in (None, statement):
+                return False
+            self.left -= 1
+            self.hits += 1
+            self.changed.notify_all()
+            return True
+
+    def wait(self, hits=1, seconds=40):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.hits >= hits, seconds), f"no {self.statement} came"
+
+
+class Link:
+    """One connection, in two threads: one for each direction."""
+
+    def __init__(self, relay, client, server):
+        self.relay, self.client, self.server = relay, client, server
+        self.calls = []         # of each Sync that was passed on and not answered: its statement
+        self.statement = None   # of the last Bind
+        self.mute = threading.Event()
+        for pump in (self.pump_client, self.pump_server):
+            threading.Thread(target=pump, daemon=True).start()
+
+    def close(self):
+        for end in (self.client, self.server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def strike(self, kinds, statement):
+        return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement)), None)
+
+    def on_client(self, kind, body):
+        """What is passed on of one message of the client; None closes."""
+        if kind == b"B":
+            self.statement = body[body.index(0) + 1:].split(b"\0", 1)[0].decode()
+            struck = self.strike(("before_sent", "deaf"), self.statement)
+            if struck == "before_sent":
+                return None
+            if struck == "deaf":
+                self.mute.set()
+        elif kind == b"S":
+            statement, self.statement = self.statement, None
+            if self.strike(("no_sync",), statement):
+                self.mute.set()
+            self.calls.append(statement)
+        return not self.mute.is_set()
+
+    def on_server(self, kind, _body):
+        if kind == b"Z" and self.calls:
+            struck = self.strike(("after_commit", "stall"), self.calls.pop(0))
+            if struck == "after_commit":
+                return None
+            if struck == "stall":
+                self.mute.set()
+        return not self.mute.is_set()
+
+    def pump(self, source, target, look, is_typed):
+        """Messages one by one; the first of a client has no type."""
+        buffer = bytearray()
+        with contextlib.suppress(OSError):
+            while data := source.recv(READ_BYTES):
+                buffer += data
+                out = bytearray()
+                at = 0
+                while len(buffer) - at >= 4 + is_typed:
+                    size = is_typed + int.from_bytes(buffer[at + is_typed:at + is_typed + 4], "big")
+                    if len(buffer) - at < size:
+                        break
+                    message = bytes(buffer[at:at + size])
+                    passes = look(message[:1], message[5:]) if is_typed else True
+                    if passes is None:
+                        target.sendall(out)
+                        self.close()
+                        return
+                    if passes:
+                        out += message
+                    at += size
+                    is_typed = 1
+                del buffer[:at]
+                target.sendall(out)
+        # A stalled link looks open to the one end even when the other has gone.
+        if not self.mute.is_set():
+            self.close()
+
+    def pump_client(self):
+        self.pump(self.client, self.server, self.on_client, 0)
+
+    def pump_server(self):
+        self.pump(self.server, self.client, self.on_server, 1)
+
+
+class Relay:
+    """`with Relay(cluster, url) as relay`: `relay.url` leads through it."""
+
+    def __init__(self, cluster, url):
+        self.target = f"{cluster.dir}/socket/.s.PGSQL.{PORT}"
+        self.folder = tempfile.TemporaryDirectory(prefix="awa-relay-")
+        self.url = url.replace(f"{cluster.dir}/socket", self.folder.name)
+        assert self.url != url
+        self.faults = []
+        self.links = []
+        self.listener = socket.socket(socket.AF_UNIX)
+
+    def __enter__(self):
+        self.listener.bind(str(pathlib.Path(self.folder.name) / f".s.PGSQL.{PORT}"))
+        self.listener.listen(64)
+        threading.Thread(target=self.accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for link in self.links:
+            link.close()
+        self.folder.cleanup()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                try:
+                    server.connect(self.target)
+                except OSError:
+                    client.close()
+                    continue
+                self.links.append(Link(self, client, server))
+
+    def inject(self, kind, statement, times=1):
+        self.faults.append(Fault(kind, statement, times))
+        return self.faults[-1]
