@@ -506,9 +506,9 @@ class Load:
             assert not thread.is_alive()
         assert not self.failures, self.failures
 
-    def check(self, proxy, url):
-        """Works off what is left; then every acknowledged job has ended once and none is lost."""
-        client = Client(proxy.socket)
+    def check(self, proxies, url):
+        """Works off what is left; then every acknowledged job has ended once and none is lost, and nothing is in doubt."""
+        client = Client(proxies[0].socket)
         deadline = time.monotonic() + 60
         while counts(url)[:2] != (0, 0):
             assert time.monotonic() < deadline, counts(url)
@@ -519,6 +519,9 @@ class Load:
         assert set(self.enqueued) <= set(self.done), "an acknowledged job was lost"
         assert len(set(self.done) - set(self.enqueued)) <= self.unknown, "a job was stored twice"
         assert counts(url)[2] == len(self.done)
+        for proxy in proxies:
+            assert proxy.stop() == 0
+            assert "event=stopped clean=yes" in proxy.log(), proxy.log()
 
 
 def disturb(load, url, what, rounds):
@@ -534,7 +537,7 @@ def test_backends_terminated_under_load(world):
     proxies = [world.start(world.url), world.start(world.url)]
     load = Load(proxies, 4)
     disturb(load, world.url, terminate_one, 20)
-    load.check(proxies[0], world.url)
+    load.check(proxies, world.url)
     assert load.unknown == 0  # the server stayed the same: nothing remains unknown
 
 
@@ -547,16 +550,16 @@ def test_connections_cut_under_load(world):
               for i, s in enumerate(statements * 2)]
     wait_for(lambda: sum(f.hits for f in faults) > 50 or load.failures)
     load.stop()
-    load.check(proxies[0], world.url)
+    load.check(proxies, world.url)
     assert load.unknown == 0
 
 
 def test_server_crashes_under_load(world):
     proxies = [world.start(world.url), world.start(world.url)]
     load = Load(proxies)
-    disturb(load, world.url, crash, 3)
+    disturb(load, world.url, crash, 2)
     wait_for(world.cluster.is_running)
-    load.check(proxies[0], world.url)
+    load.check(proxies, world.url)
 
 
 def test_enqueue_in_doubt_over_a_restart(world):
