@@ -49,19 +49,27 @@ static struct retry_plan after_loss(const struct retry_case *failed)
     return (struct retry_plan){RETRY_SAME, delay_us / 2 + failed->random % delay_us};
 }
 
+/* Among others: alone, it is answered. */
+static bool has_bad_item(const struct retry_case *failed)
+{
+    return failed->outcome == OUTCOME_NOT_DONE && failed->items > 1 &&
+           retry_trouble(failed->err) == TROUBLE_ITEM;
+}
+
 struct retry_plan retry_decide(const struct retry_case *failed)
 {
+    if (has_bad_item(failed)) /* however late: its neighbours must not be answered with its error */
+        return (struct retry_plan){RETRY_HALVES, 0};
     if (failed->overdue)
         return (struct retry_plan){RETRY_GIVE_UP, 0};
     if (failed->outcome == OUTCOME_UNKNOWN)
         return after_loss(failed);
     switch (retry_trouble(failed->err)) {
     case TROUBLE_ABORTED: return after_abort(failed);
-    case TROUBLE_ITEM:
-        return (struct retry_plan){failed->items > 1 ? RETRY_HALVES : RETRY_GIVE_UP, 0};
     case TROUBLE_CROWDED:
         return failed->items > 1 ? (struct retry_plan){RETRY_HALVES, 0} : after_loss(failed);
     case TROUBLE_CONNECTION: return after_loss(failed);
+    case TROUBLE_ITEM:
     case TROUBLE_REFUSED: break;
     }
     return (struct retry_plan){RETRY_GIVE_UP, 0};

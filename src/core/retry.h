@@ -1,11 +1,11 @@
 /* retry: what to do with a transaction that Postgres did not commit. Pure decisions, no state.
  *
  * The rules: 40P01 and 40001 (and a lock time-out): the whole again after 10, 20, 40 ms, then each
- * item once alone, then ABORTED. Data errors (22, 23, 54) and internal ones (XX): halve until the
- * item is found; it alone is answered. Out of lock table (53200): in halves, which need less of it,
- * and what is alone waits and tries again. A lost connection: replay with jittered back-off if the
- * call is idempotent or surely did not commit. Everything else (42, 53, 58 …): answered as it is;
- * nothing was done.
+ * item once alone, then ABORTED. Data errors (22, 23, 54) and internal ones (XX): halve, however
+ * late it is, until the item is found; it alone is answered. Out of lock table (53200): in halves,
+ * which need less of it, and what is alone waits and tries again. A lost connection: replay with
+ * jittered back-off if the call is idempotent or surely did not commit. Everything else (42, 53, 58
+ * …): answered as it is; nothing was done.
  */
 #ifndef CORE_RETRY_H
 #define CORE_RETRY_H

@@ -413,6 +413,29 @@ static void an_unknown_enqueue_is_not_repeated(void **state)
     world_end(world);
 }
 
+/* The neighbours of a bad item are not bad, however long the flush has taken. */
+static void an_old_flush_with_a_bad_item_is_still_taken_apart(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+    struct db_failed_item bad = {0, "22P05", "made to fail"};
+    struct db_reply refused = {.outcome = OUTCOME_DONE, .rows.enqueue = {&bad, 1}};
+
+    enqueue(world, session, 10, 1);
+    enqueue(world, session, 11, 1);
+    turn(world);
+    reply_ids(world, 1000, 10000);
+    world->now_us += (REQUEST_MS + 1) * (uint64_t)US_PER_MS;
+    fail_call(world, call_of(world, DB_ENQUEUE), OUTCOME_NOT_DONE, "22P05");
+    assert_int_equal(call_of(world, DB_ENQUEUE)->args.enqueue.count, 1);
+    reply(world, call_of(world, DB_ENQUEUE), &refused);
+    reply_enqueued(world, call_of(world, DB_ENQUEUE));
+    assert_int_equal(answer_to(world, 1, 10)->code, CODE_INVALID_ARGUMENT);
+    assert_int_equal(answer_to(world, 1, 11)->code, CODE_OK);
+    world_end(world);
+}
+
 static enum trouble trouble_of(const char *sqlstate)
 {
     struct err err;
@@ -454,6 +477,7 @@ int main(void)
         cmocka_unit_test(busy_items_come_again),
         cmocka_unit_test(a_deadlock_is_tried_three_times_whole_then_singly),
         cmocka_unit_test(one_bad_item_is_found_by_halves),
+        cmocka_unit_test(an_old_flush_with_a_bad_item_is_still_taken_apart),
         cmocka_unit_test(suspects_are_not_mixed_with_new_items),
         cmocka_unit_test(an_unknown_completion_is_replayed),
         cmocka_unit_test(what_stays_unknown_is_said_to_be_unknown),
