@@ -344,7 +344,7 @@ static void look_at_silence(struct session *session, uint64_t now)
     uint64_t idle_us = (uint64_t)IDLE_TIMEOUT_MS * US_PER_MS;
     struct err err;
 
-    if (session->requests.count > 0)
+    if (session->requests.count > 0 || session->goodbye_id != 0)
         session->heard_us = now; /* we owe it an answer: silence is its right */
     if (now >= session->heard_us + idle_us) {
         err_set(&err, CODE_DEADLINE_EXCEEDED, "silent for %d ms: send Ping", IDLE_TIMEOUT_MS);

@@ -604,6 +604,25 @@ static void goodbye_waits_for_answers_then_hands_back(void **state)
     world_end(world);
 }
 
+static void silence_does_not_end_a_goodbye(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    claim(world, session, 10, 1, 1000);
+    turn(world);
+    reply_claimed(world, 1, CLAIM_FILLED);
+    take(world, session, REQUEST_GOODBYE, 11);
+    turn(world);
+    wait_us(world, (IDLE_TIMEOUT_MS + 1) * (uint64_t)US_PER_MS); /* a slow database */
+    assert_false(world->closed[1]);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    assert_int_equal(answer_to(world, 1, 11)->count, 1);
+    assert_true(world->closed[1]);
+    world_end(world);
+}
+
 static void draining_lets_workers_finish_what_they_hold(void **state)
 {
     (void)state;
@@ -660,6 +679,7 @@ int main(void)
         cmocka_unit_test(a_heartbeat_compares_what_is_held),
         cmocka_unit_test(cancelling_ends_one_waiting_claim),
         cmocka_unit_test(goodbye_waits_for_answers_then_hands_back),
+        cmocka_unit_test(silence_does_not_end_a_goodbye),
         cmocka_unit_test(draining_lets_workers_finish_what_they_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
