@@ -200,7 +200,7 @@ def test_log_level_is_reloaded(reloading):
     assert "setting=log_level from=error to=info" in said
     assert "setting=log_level from=info to=error" in proxy.reload("log_level = error\ndrain_timeout_ms = 50\n")
     assert proxy.stop() == 0
-    assert "event=stopped" not in proxy.log() and "event=pg_connected" not in proxy.log()
+    assert "event=stopped" not in proxy.log()  # while it was info, connections may have been told of
 
 
 def work(socket, stop, count):
