@@ -420,7 +420,8 @@ static void an_old_flush_with_a_bad_item_is_still_taken_apart(void **state)
     struct world *world = world_new();
     handle session = join(world, 1);
     struct db_failed_item bad = {0, "22P05", "made to fail"};
-    struct db_reply refused = {.outcome = OUTCOME_DONE, .rows.enqueue = {.failed = &bad, .count = 1}};
+    struct db_reply refused = {.outcome = OUTCOME_DONE,
+                               .rows.enqueue = {.failed = &bad, .count = 1}};
 
     enqueue(world, session, 10, 1);
     enqueue(world, session, 11, 1);
