@@ -63,9 +63,11 @@ static int call_enqueue(awa_connection *connection, const struct command *comman
     struct awa_new_job jobs[ITEMS_MAX];
     struct awa_enqueue_result results[ITEMS_MAX];
     struct awa_error error;
-    size_t count = (command->count - 1) / JOB_FIELDS;
+    const char *key = field(command, 1);
+    enum awa_code code;
+    size_t count = (command->count - 2) / JOB_FIELDS;
     for (size_t i = 0; i < count; i++) {
-        size_t at = 1 + i * JOB_FIELDS;
+        size_t at = 2 + i * JOB_FIELDS;
         jobs[i] = (struct awa_new_job){
             .queue = or_null(field(command, at)),
             .kind = or_null(field(command, at + 1)),
@@ -78,7 +80,11 @@ static int call_enqueue(awa_connection *connection, const struct command *comman
             .traceparent = or_null(field(command, at + 8)),
         };
     }
-    if (awa_enqueue_many(connection, jobs, count, results, &error) != AWA_OK)
+    if (*key != '\0')
+        code = awa_enqueue_with_key(connection, key, jobs, count, results, &error);
+    else
+        code = awa_enqueue_many(connection, jobs, count, results, &error);
+    if (code != AWA_OK)
         return print_error(&error);
     printf("ok");
     for (size_t i = 0; i < count; i++)
@@ -180,7 +186,8 @@ static int call_counts(awa_connection *connection, const struct command *command
 static int call_connect(awa_connection **connection, const struct command *command)
 {
     struct awa_connect_options options = {.worker_name = or_null(field(command, 2)),
-                                          .request_timeout_ms = atoi(field(command, 3))};
+                                          .request_timeout_ms = atoi(field(command, 3)),
+                                          .safe = atoi(field(command, 5)) != 0};
     struct awa_receipt id = read_receipt(field(command, 4));
     struct awa_session session;
     struct awa_error error;

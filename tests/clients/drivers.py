@@ -67,10 +67,11 @@ class CDriver:
         assert verdict == "ok", f"awa-conformance ended in {fields[0]}"
         return answer
 
-    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b""):
+    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b"",
+                safe=False):
         """(session id, whether it was resumed)"""
         session_id, resumed = self.call("connect", address, worker_name, request_timeout_ms,
-                                        resume.hex())
+                                        resume.hex(), int(safe))
         return bytes.fromhex(session_id), resumed == "1"
 
     def heartbeat(self, *receipts):
@@ -78,9 +79,9 @@ class CDriver:
         return [lost == "0" for lost in
                 self.call("heartbeat", *(receipt.hex() for receipt in receipts))]
 
-    def enqueue(self, *jobs):
+    def enqueue(self, *jobs, key=""):
         fields = [job.get(name, "") for job in jobs for name in JOB_FIELDS]
-        answer = self.call("enqueue", *fields)
+        answer = self.call("enqueue", key, *fields)
         return [(int(job_id), code, message)
                 for job_id, code, message in zip(*[iter(answer)] * 3)]
 
@@ -207,9 +208,10 @@ class PythonDriver:
             self.client.close()
 
     @translate
-    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b""):
+    def connect(self, address, worker_name="", request_timeout_ms=REQUEST_TIMEOUT_MS, resume=b"",
+                safe=False):
         self.end()
-        self.client = awa.Client(address, worker_name=worker_name, resume=resume,
+        self.client = awa.Client(address, worker_name=worker_name, resume=resume, safe=safe,
                                  timeout=milliseconds(request_timeout_ms))
         return self.client.session_id, self.client.resumed
 
@@ -218,8 +220,8 @@ class PythonDriver:
         return self.client.heartbeat(map(fake_job, receipts))
 
     @translate
-    def enqueue(self, *jobs):
-        results = self.client.enqueue_many(map(self.new_job, jobs))
+    def enqueue(self, *jobs, key=""):
+        results = self.client.enqueue_many(map(self.new_job, jobs), idempotency_key=key)
         return [(result.job_id or 0, result.error.code.name if result.error else "OK",
                  result.error.message if result.error else "") for result in results]
 

@@ -54,9 +54,10 @@ def test_connection_lost_after_the_request(driver, fake):
     def script(session):
         session.greet()
         session.expect("ping")
+        fake.close()
         session.close()
     play(fake, script)
-    driver.connect(fake.address)
+    driver.connect(fake.address, request_timeout_ms=500)
     assert code_of(driver.ping) == "DEADLINE_EXCEEDED"    # not known
     assert code_of(driver.ping) == "UNAVAILABLE"          # surely not done
 
@@ -67,6 +68,7 @@ def test_no_answer_in_time(driver, fake):
     def script(session):
         session.greet()
         session.expect("ping")
+        fake.close()
         over.wait(drivers.DEADLINE_S)
         session.close()
     play(fake, script)
@@ -128,9 +130,10 @@ def test_answer_to_another_request(driver, fake):
         session.greet()
         ping = session.expect("ping")
         ping.request_id += 1
+        fake.close()
         session.answer(ping, pong=pb.Pong())
     play(fake, script)
-    driver.connect(fake.address)
+    driver.connect(fake.address, request_timeout_ms=500)
     assert code_of(driver.ping) == "INTERNAL"
     assert code_of(driver.ping) == "UNAVAILABLE"
 

@@ -5,7 +5,13 @@
 // Errors are values: every call returns a code and, where the caller passes a
 // struct awa_error, fills in the rest. AWA_UNAVAILABLE means "surely not done,
 // try again"; AWA_DEADLINE_EXCEEDED means "not known": a finish may be resent,
-// its receipt makes that safe.
+// its receipt makes that safe; so may an enqueue under its idempotency key.
+// Lost connections: a call that finds the connection lost connects again, to a
+// new session, as long as its time-out (request_timeout_ms) permits; the pauses
+// grow from 0.1 to 5 s. What was sent and not answered is AWA_DEADLINE_EXCEEDED;
+// only an enqueue with an idempotency key is sent again by itself. A connection
+// that has claimed, or was to resume a session, is not opened again by itself:
+// its calls fail with AWA_UNAVAILABLE.
 // Threads: an awa_connection belongs to one thread at a time. An awa_worker
 // runs its handlers in threads of its own.
 // Units: *_ms are milliseconds, *_us are unix microseconds, *_bytes are bytes.
@@ -13,7 +19,7 @@
 // Sessions: the proxy keeps a session's attempts for limits.session_grace_ms
 // after its connection is lost. A worker resumes its session by itself; who
 // claims by hand keeps awa_connection_session() and connects with it again.
-// Not in it: TCP and TLS.
+// Not in it: TLS.
 #ifndef AWA_H
 #define AWA_H
 
@@ -74,6 +80,7 @@ struct awa_connect_options {
     const struct awa_session *resume; // to get back what it holds; NULL: a new session
     int connect_timeout_ms;           // socket and handshake together; 0: 5,000
     int request_timeout_ms;           // one request, beyond what it asks to wait; 0: 30,000
+    bool safe; // each enqueue has a random idempotency key: never twice, but slower
 };
 
 // What the proxy allows, as told in its first answer.
@@ -92,7 +99,8 @@ AWA_CHECKED enum awa_code awa_connect(const char *address,
                                       awa_connection **connection, struct awa_error *error);
 
 // Hands attempts still held back to the queue, then closes and frees.
-// *released (may be NULL) is their number. Frees also when it fails.
+// *released (may be NULL) is their number. Frees also when it fails. A lost
+// connection that cannot hold any is no failure.
 enum awa_code awa_goodbye(awa_connection *connection, uint32_t *released, struct awa_error *error);
 
 // Closes and frees without a word. NULL is allowed.
@@ -100,6 +108,7 @@ void awa_close(awa_connection *connection);
 
 const struct awa_limits *awa_connection_limits(const awa_connection *connection);
 
+// It changes when the connection is opened again.
 struct awa_session awa_connection_session(const awa_connection *connection);
 
 // Whether the session that options.resume named was still there, with its attempts.
@@ -132,11 +141,26 @@ AWA_CHECKED enum awa_code awa_enqueue(awa_connection *connection, const struct a
 
 // Stores many, in as few requests as the limits allow. Fills every element of
 // results. AWA_OK: each job has its own result, some may be errors. Any other
-// code: the request that failed and all jobs behind it carry that error.
+// code: the request that failed and all jobs behind it carry that error, and
+// AWA_DEADLINE_EXCEEDED says that the jobs of that request may be stored.
 AWA_CHECKED enum awa_code awa_enqueue_many(awa_connection *connection,
                                            const struct awa_new_job *jobs, size_t count,
                                            struct awa_enqueue_result *results,
                                            struct awa_error *error);
+
+// The same in one request, under a key of 1 .. 200 bytes that is unique in the
+// database (a UUID): for 10 minutes the same key gives the same job ids, over
+// any connection and after any failure. Its jobs are stored together, or none
+// but for those that are refused for themselves. It is sent again until the
+// outcome is known or request_timeout_ms is over; what is AWA_DEADLINE_EXCEEDED
+// then may be called again with the same key and jobs. It is a transaction of
+// its own, slower than awa_enqueue_many(). count: 1 .. limits.max_jobs_per_enqueue,
+// and no more than fit limits.max_frame_bytes.
+AWA_CHECKED enum awa_code awa_enqueue_with_key(awa_connection *connection,
+                                               const char *idempotency_key,
+                                               const struct awa_new_job *jobs, size_t count,
+                                               struct awa_enqueue_result *results,
+                                               struct awa_error *error);
 
 // ---- Outcomes --------------------------------------------------------------
 

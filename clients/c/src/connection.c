@@ -1,8 +1,11 @@
-// connection.c: one session with the proxy, one request at a time.
+// connection.c: a connection to the proxy, one request at a time.
 //
 // What: connect, hello, call (send and wait), ping, goodbye, queue counts. What
 // the proxy says unasked is passed over: it is for those who wait for nothing
 // in particular (worker.c).
+// A call that finds the connection lost connects again, to a new session: one
+// that holds nothing loses nothing by it. One that may hold attempts is left
+// closed, since only its user knows what he still works on.
 // Invariants: at most one request is unanswered, so an answer under another id
 // is a violation of the protocol; a call that was not answered in time closes
 // the connection, for its late answer could be taken for another's.
@@ -10,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     PROTOCOL_MAJOR = 1,
@@ -17,18 +21,27 @@ enum {
     HELLO_MAX_FRAME_BYTES = 1 << 20, // until the proxy has told its limit
     DEFAULT_CONNECT_TIMEOUT_MS = 5000,
     DEFAULT_REQUEST_TIMEOUT_MS = 30000,
+    BACKOFF_MIN_MS = 100,
+    BACKOFF_MAX_MS = 5000,
 };
 
-enum awa_code awai_send_request(struct awa_connection *connection,
+static enum awa_code send_until(struct awa_connection *connection,
                                 Awa__V1__ClientFrame__RequestCase kind, void *message,
-                                struct awa_error *error)
+                                int64_t deadline_ms, struct awa_error *error)
 {
     Awa__V1__ClientFrame request = AWA__V1__CLIENT_FRAME__INIT;
     request.request_id = ++connection->last_request_id;
     request.request_case = kind;
     request.hello = message; // all members of the union are pointers to a message
-    return awai_send(&connection->stream, &request, awai_now_ms() + connection->request_timeout_ms,
-                     error);
+    return awai_send(&connection->stream, &request, deadline_ms, error);
+}
+
+enum awa_code awai_send_request(struct awa_connection *connection,
+                                Awa__V1__ClientFrame__RequestCase kind, void *message,
+                                struct awa_error *error)
+{
+    return send_until(connection, kind, message, awai_now_ms() + connection->request_timeout_ms,
+                      error);
 }
 
 static enum awa_code receive_answer(struct awa_connection *connection, int64_t deadline_ms,
@@ -43,12 +56,15 @@ static enum awa_code receive_answer(struct awa_connection *connection, int64_t d
     }
 }
 
-enum awa_code awai_call(struct awa_connection *connection, Awa__V1__ClientFrame__RequestCase kind,
-                        void *message, uint32_t wait_ms, Awa__V1__ServerFrame **answer,
-                        struct awa_error *error)
+// Sends and waits for the answer, over the connection as it is.
+static enum awa_code exchange(struct awa_connection *connection,
+                              Awa__V1__ClientFrame__RequestCase kind, void *message,
+                              int64_t deadline_ms, Awa__V1__ServerFrame **answer,
+                              struct awa_error *error)
 {
-    int64_t deadline_ms = awai_now_ms() + wait_ms + connection->request_timeout_ms;
-    enum awa_code code = awai_send_request(connection, kind, message, error);
+    if (kind == AWA__V1__CLIENT_FRAME__REQUEST_CLAIM)
+        connection->may_hold = true; // whatever becomes of its answer
+    enum awa_code code = send_until(connection, kind, message, deadline_ms, error);
     if (code == AWA_OK)
         code = receive_answer(connection, deadline_ms, answer, error);
     if (code != AWA_OK)
@@ -90,9 +106,8 @@ static void take_hello(struct awa_connection *connection, const Awa__V1__HelloOk
     connection->stream.max_frame_bytes = ok->max_frame_bytes;
 }
 
-static enum awa_code say_hello(struct awa_connection *connection,
-                               const struct awa_connect_options *options, Awa__V1__Held *held,
-                               struct awa_error *error)
+static enum awa_code say_hello(struct awa_connection *connection, const struct awa_session *resume,
+                               Awa__V1__Held *held, int64_t deadline_ms, struct awa_error *error)
 {
     Awa__V1__Hello hello = AWA__V1__HELLO__INIT;
     hello.major = PROTOCOL_MAJOR;
@@ -100,15 +115,15 @@ static enum awa_code say_hello(struct awa_connection *connection,
     hello.client_name = "libawa";
     hello.client_version = AWA_VERSION;
     hello.language = "c";
-    hello.worker_name = (char *)options->worker_name;
-    if (options->resume != NULL) {
-        hello.session_id.data = (uint8_t *)options->resume->id;
-        hello.session_id.len = sizeof options->resume->id;
+    hello.worker_name = connection->worker_name;
+    if (resume != NULL) {
+        hello.session_id.data = (uint8_t *)resume->id;
+        hello.session_id.len = sizeof resume->id;
         hello.held = held;
     }
     Awa__V1__ServerFrame *answer;
-    enum awa_code code =
-        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_HELLO, &hello, 0, &answer, error);
+    enum awa_code code = exchange(connection, AWA__V1__CLIENT_FRAME__REQUEST_HELLO, &hello,
+                                  deadline_ms, &answer, error);
     if (code != AWA_OK)
         return code;
     take_hello(connection, answer->hello_ok);
@@ -116,33 +131,137 @@ static enum awa_code say_hello(struct awa_connection *connection,
     return AWA_OK;
 }
 
+// Of a connection that is closed. It still is when this fails.
+static enum awa_code open_once(struct awa_connection *connection, const struct awa_session *resume,
+                               Awa__V1__Held *held, int64_t deadline_ms, struct awa_error *error)
+{
+    int64_t own_deadline_ms = awai_now_ms() + connection->connect_timeout_ms;
+    if (own_deadline_ms < deadline_ms)
+        deadline_ms = own_deadline_ms;
+    connection->stream.max_frame_bytes = HELLO_MAX_FRAME_BYTES;
+    enum awa_code code =
+        awai_open_socket(connection->address, deadline_ms, &connection->stream.fd, error);
+    if (code == AWA_OK)
+        code = say_hello(connection, resume, held, deadline_ms, error);
+    if (code != AWA_OK)
+        awai_stream_close(&connection->stream);
+    return code;
+}
+
+// ---- Connecting again
+
+bool awai_back_off(int *backoff_ms, int64_t deadline_ms)
+{
+    int longest_ms = *backoff_ms == 0 ? BACKOFF_MIN_MS : *backoff_ms;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int jitter_ms = (int)(now.tv_nsec / 1000 % (longest_ms / 2)); // random enough
+    int64_t pause_ms = longest_ms / 2 + jitter_ms;
+    if (awai_now_ms() + 2 * pause_ms >= deadline_ms)
+        return false;
+    nanosleep(&(struct timespec){pause_ms / 1000, pause_ms % 1000 * 1000000L}, NULL);
+    *backoff_ms = 2 * longest_ms < BACKOFF_MAX_MS ? 2 * longest_ms : BACKOFF_MAX_MS;
+    return true;
+}
+
+// Between two requests: closes what the proxy has ended meanwhile, so that
+// nothing is sent into it whose outcome would be unknown.
+static void close_if_ended(struct awa_connection *connection)
+{
+    Awa__V1__ServerFrame *frame;
+    while (awai_receive(&connection->stream, 0, &frame, NULL) == AWA_OK && frame != NULL) {
+        if (frame->answer_case != AWA__V1__SERVER_FRAME__ANSWER_NOTICE)
+            awai_stream_close(&connection->stream); // an Error of the connection
+        awa__v1__server_frame__free_unpacked(frame, NULL);
+    }
+}
+
+// Whatever goes wrong here, the request that needs the connection is surely not done.
+static enum awa_code be_connected(struct awa_connection *connection, int64_t deadline_ms,
+                                  struct awa_error *error)
+{
+    struct awa_error failure = {.code = AWA_OK};
+    int backoff_ms = 0;
+    if (connection->may_hold)
+        return AWA_OK;
+    close_if_ended(connection);
+    while (connection->stream.fd < 0) {
+        enum awa_code code = open_once(connection, NULL, NULL, deadline_ms, &failure);
+        if (code == AWA_OK)
+            return AWA_OK;
+        if (failure.retryable && awai_back_off(&backoff_ms, deadline_ms))
+            continue;
+        if (code == AWA_DEADLINE_EXCEEDED)
+            failure.code = AWA_UNAVAILABLE;
+        if (error != NULL)
+            *error = failure;
+        return failure.code;
+    }
+    return AWA_OK;
+}
+
+enum awa_code awai_call_until(struct awa_connection *connection,
+                              Awa__V1__ClientFrame__RequestCase kind, void *message,
+                              int64_t deadline_ms, Awa__V1__ServerFrame **answer,
+                              struct awa_error *error)
+{
+    enum awa_code code = be_connected(connection, deadline_ms, error);
+    if (code != AWA_OK)
+        return code;
+    return exchange(connection, kind, message, deadline_ms, answer, error);
+}
+
+enum awa_code awai_call(struct awa_connection *connection, Awa__V1__ClientFrame__RequestCase kind,
+                        void *message, uint32_t wait_ms, Awa__V1__ServerFrame **answer,
+                        struct awa_error *error)
+{
+    int64_t deadline_ms = awai_now_ms() + wait_ms + connection->request_timeout_ms;
+    return awai_call_until(connection, kind, message, deadline_ms, answer, error);
+}
+
+// ---- Opening and closing
+
 static int or_default(int value, int otherwise)
 {
     return value > 0 ? value : otherwise;
+}
+
+// Closed yet; NULL when there is no memory.
+static struct awa_connection *new_connection(const char *address,
+                                             const struct awa_connect_options *options)
+{
+    const char *name = options->worker_name != NULL ? options->worker_name : "";
+    struct awa_connection *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return NULL;
+    *made = (struct awa_connection){
+        .stream = {.fd = -1},
+        .address = strdup(address != NULL ? address : ""),
+        .worker_name = strdup(name),
+        .connect_timeout_ms = or_default(options->connect_timeout_ms, DEFAULT_CONNECT_TIMEOUT_MS),
+        .request_timeout_ms = or_default(options->request_timeout_ms, DEFAULT_REQUEST_TIMEOUT_MS),
+        .safe = options->safe,
+        .may_hold = options->resume != NULL,
+    };
+    if (made->address != NULL && made->worker_name != NULL)
+        return made;
+    awa_close(made);
+    return NULL;
 }
 
 enum awa_code awai_connect(const char *address, const struct awa_connect_options *options,
                            Awa__V1__Held *held, struct awa_connection **connection,
                            struct awa_error *error)
 {
-    int timeout_ms = or_default(options->connect_timeout_ms, DEFAULT_CONNECT_TIMEOUT_MS);
-    struct awa_connection *opened = calloc(1, sizeof *opened);
+    struct awa_connection *opened = new_connection(address, options);
     if (opened == NULL)
         return awai_out_of_memory(error);
-    opened->stream = (struct awai_stream){.fd = -1, .max_frame_bytes = HELLO_MAX_FRAME_BYTES};
-    opened->request_timeout_ms = timeout_ms;
-    enum awa_code code =
-        awai_open_socket(address, awai_now_ms() + timeout_ms, &opened->stream.fd, error);
+    enum awa_code code = open_once(opened, options->resume, held, INT64_MAX, error);
     if (code == AWA_OK)
-        code = say_hello(opened, options, held, error);
-    if (code != AWA_OK) {
+        *connection = opened;
+    else
         awa_close(opened);
-        return code;
-    }
-    opened->request_timeout_ms =
-        or_default(options->request_timeout_ms, DEFAULT_REQUEST_TIMEOUT_MS);
-    *connection = opened;
-    return AWA_OK;
+    return code;
 }
 
 enum awa_code awa_connect(const char *address, const struct awa_connect_options *options,
@@ -157,6 +276,8 @@ void awa_close(awa_connection *connection)
     if (connection == NULL)
         return;
     awai_stream_close(&connection->stream);
+    free(connection->address);
+    free(connection->worker_name);
     free(connection);
 }
 
@@ -178,14 +299,18 @@ bool awa_connection_resumed(const awa_connection *connection)
 enum awa_code awa_goodbye(awa_connection *connection, uint32_t *released, struct awa_error *error)
 {
     Awa__V1__Goodbye goodbye = AWA__V1__GOODBYE__INIT;
-    Awa__V1__ServerFrame *answer;
-    enum awa_code code =
-        awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE, &goodbye, 0, &answer, error);
-    if (code == AWA_OK) {
-        if (released != NULL)
-            *released = answer->goodbye_ok->released;
+    int64_t deadline_ms = awai_now_ms() + connection->request_timeout_ms;
+    Awa__V1__ServerFrame *answer = NULL;
+    enum awa_code code = AWA_OK;
+    if (!connection->may_hold)
+        close_if_ended(connection);
+    if (connection->may_hold || connection->stream.fd >= 0) // else there is nothing to hand back
+        code = exchange(connection, AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE, &goodbye, deadline_ms,
+                        &answer, error);
+    if (code == AWA_OK && released != NULL)
+        *released = answer != NULL ? answer->goodbye_ok->released : 0;
+    if (code == AWA_OK && answer != NULL)
         awa__v1__server_frame__free_unpacked(answer, NULL);
-    }
     awa_close(connection);
     return code;
 }

@@ -52,11 +52,14 @@ AWA_CHECKED enum awa_code awai_receive(struct awai_stream *stream, int64_t deadl
 
 struct awa_connection {
     struct awai_stream stream;
+    char *address, *worker_name; // to connect again; owned
+    int connect_timeout_ms, request_timeout_ms;
+    bool safe;     // every Enqueue has a key
+    bool may_hold; // attempts: it has claimed, or was to resume a session
     struct awa_limits limits;
     struct awa_session session;
     bool resumed;
     uint64_t last_request_id;
-    int request_timeout_ms;
 };
 
 enum { AWAI_HELD_MAX = 8192 }; // as awa.proto has it
@@ -72,11 +75,20 @@ AWA_CHECKED enum awa_code awai_send_request(struct awa_connection *connection,
                                             Awa__V1__ClientFrame__RequestCase kind, void *message,
                                             struct awa_error *error);
 // The same, and waits for the answer, which is of the kind with the same number
-// (awa.proto numbers them so). wait_ms: how long the request itself asks to wait.
+// (awa.proto numbers them so). Connects first when the connection is lost.
+AWA_CHECKED enum awa_code awai_call_until(struct awa_connection *connection,
+                                          Awa__V1__ClientFrame__RequestCase kind, void *message,
+                                          int64_t deadline_ms, Awa__V1__ServerFrame **answer,
+                                          struct awa_error *error);
+// The same, for as long as a request may take. wait_ms: how long it asks to wait itself.
 AWA_CHECKED enum awa_code awai_call(struct awa_connection *connection,
                                     Awa__V1__ClientFrame__RequestCase kind, void *message,
                                     uint32_t wait_ms, Awa__V1__ServerFrame **answer,
                                     struct awa_error *error);
+
+// Waits about *backoff_ms (0: the first time) and lengthens it. False, at once: the next attempt
+// would not have as long as the pause; cut short it could end in a doubt that was not there before.
+bool awai_back_off(int *backoff_ms, int64_t deadline_ms);
 
 // ---- jobs.c
 

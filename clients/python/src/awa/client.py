@@ -2,34 +2,70 @@
 from __future__ import annotations
 
 import datetime
+import random
+import secrets
 import threading
+import time
 from types import TracebackType
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import awa_pb2 as pb
 
 from .connection import Connection
+from .errors import Code, Error
 from .types import (MILLISECOND, EnqueueResult, FinishResult, Job, NewJob, Outcome, QueueCounts)
 
 JOB_OVERHEAD_BYTES = 32     # tags and lengths of one job in an Enqueue
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+
+
+class Backoff:
+    """Growing pauses with jitter, up to a deadline (of time.monotonic())."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._longest_s = BACKOFF_MIN_S
+
+    def pause(self) -> bool:
+        """False, at once: the next attempt would not have as long as the pause; cut short it could
+        end in a doubt that was not there before."""
+        pause_s = self._longest_s * random.uniform(0.5, 1)
+        if time.monotonic() + 2 * pause_s >= self._deadline:
+            return False
+        time.sleep(pause_s)
+        self._longest_s = min(2 * self._longest_s, BACKOFF_MAX_S)
+        return True
 
 
 class Client:
     """A session with the proxy at "unix:/path" or "tcp:host:port". Calls from several threads take turns.
 
-    Leaving the with block says goodbye: attempts still held go back to the queue. A session whose
-    connection was lost keeps its attempts for a while: resume=session_id gets them back, and
-    resumed tells whether they were still there.
+    Leaving the with block says goodbye: attempts still held go back to the queue.
+
+    timeout is what a call may take, beyond what it asks to wait itself. A call that finds the
+    connection lost connects again, to a new session, as long as the timeout permits; the pauses
+    grow from 0.1 to 5 s. UNAVAILABLE: surely not done. What was sent and not answered is
+    DEADLINE_EXCEEDED, not known. Only an enqueue with an idempotency key is sent again by itself;
+    safe=True gives each a random one: never stored twice, but slower.
+
+    A client that has claimed, or was to resume a session, does not connect again by itself: its
+    calls fail with UNAVAILABLE. Its session keeps its attempts for a while: another client with
+    resume=session_id gets them back, and resumed tells whether they were still there.
     """
 
     def __init__(self, address: str, *, worker_name: str = "", resume: bytes = b"",
-                 timeout: datetime.timedelta = datetime.timedelta(seconds=30)) -> None:
-        self._connection = Connection(address, worker_name, timeout.total_seconds(), resume=resume)
+                 timeout: datetime.timedelta = datetime.timedelta(seconds=30),
+                 safe: bool = False) -> None:
+        self._address, self._worker_name, self._safe = address, worker_name, safe
+        self._timeout_s = timeout.total_seconds()
+        self._may_hold = bool(resume)   # attempts: it has claimed, or was to resume a session
+        self._gone = False              # closed by its user
+        self._connection = Connection(address, worker_name, self._timeout_s, resume=resume)
         self._turn = threading.Lock()
 
     @property
     def session_id(self) -> bytes:
-        """As good as a password for the session."""
+        """As good as a password for the session. It changes with a new connection."""
         return self._connection.limits.session_id
 
     @property
@@ -47,13 +83,23 @@ class Client:
 
     def close(self) -> None:
         """Closes without a word; goodbye() is the polite way."""
+        self._gone = True
         self._connection.close()
 
     def goodbye(self) -> int:
-        """Ends the session; returns how many attempts were handed back."""
-        answer = self._call(pb.ClientFrame(goodbye=pb.Goodbye()), "goodbye_ok")
-        self.close()
-        return answer.goodbye_ok.released
+        """Ends the session; returns how many attempts were handed back. A lost connection that
+        cannot hold any is no failure."""
+        with self._turn:
+            released = 0
+            if not self._may_hold:
+                self._connection.close_if_ended()
+            if self._may_hold or not self._connection.is_closed:
+                request = pb.ClientFrame(goodbye=pb.Goodbye())
+                deadline = time.monotonic() + self._timeout_s
+                answer = self._connection.call(request, "goodbye_ok", deadline)
+                released = answer.goodbye_ok.released
+            self.close()
+            return released
 
     def ping(self) -> None:
         self._call(pb.ClientFrame(ping=pb.Ping()), "pong")
@@ -61,26 +107,81 @@ class Client:
     def enqueue(self, queue: str, kind: str, args: Any = None, *, priority: int = 0,
                 max_attempts: int = 0, run_at: datetime.datetime | None = None,
                 ordering_key: str = "", metadata: Mapping[str, Any] | None = None,
-                traceparent: str = "") -> int:
-        """Stores one job and returns its id; it is durable then."""
+                traceparent: str = "", idempotency_key: str = "") -> int:
+        """Stores one job and returns its id; it is durable then. idempotency_key as with
+        enqueue_many()."""
         job = NewJob(queue, kind, args, priority, max_attempts, run_at, ordering_key, metadata,
                      traceparent)
-        result = self.enqueue_many([job])[0]
+        result = self.enqueue_many([job], idempotency_key=idempotency_key)[0]
         if result.error is not None:
             raise result.error
         assert result.job_id is not None
         return result.job_id
 
-    def enqueue_many(self, jobs: Iterable[NewJob]) -> list[EnqueueResult]:
+    def enqueue_many(self, jobs: Iterable[NewJob], *,
+                     idempotency_key: str = "") -> list[EnqueueResult]:
         """Stores many, in as few requests as the limits allow; one result a job.
 
-        Raises Error when a request fails as a whole; jobs of the requests before it are stored.
+        Raises Error when a request fails as a whole; jobs of the requests before it are stored,
+        and those of this one may be when the code is DEADLINE_EXCEEDED.
+
+        idempotency_key (1 to 200 bytes, unique in the database: a UUID) is for jobs that fit one
+        request. For 10 minutes the same key gives the same ids, over any connection and after any
+        failure. The jobs are stored together, or none but for those that are refused for
+        themselves. The request is sent again until its outcome is known or the timeout is over;
+        after DEADLINE_EXCEEDED call again with the same key and jobs. It is a transaction of its
+        own, slower than without a key.
         """
+        parts = list(self._split([job.to_wire() for job in jobs]))
+        if idempotency_key and len(parts) > 1:
+            limits = self._connection.limits
+            raise Error(Code.INVALID_ARGUMENT, f"{sum(map(len, parts))} jobs under one key: one "
+                        f"request holds 1 to {limits.max_jobs_per_enqueue}, of "
+                        f"{limits.max_frame_bytes} bytes in all")
         results: list[EnqueueResult] = []
-        for part in self._split([job.to_wire() for job in jobs]):
-            answer = self._call(pb.ClientFrame(enqueue=pb.Enqueue(jobs=part)), "enqueue_ok")
-            results += map(EnqueueResult.from_wire, answer.enqueue_ok.results)
+        for part in parts:
+            key = idempotency_key or (secrets.token_hex(16) if self._safe else "")
+            results += self._enqueue_part(pb.Enqueue(jobs=part, idempotency_key=key))
         return results
+
+    def _enqueue_part(self, enqueue: pb.Enqueue) -> list[EnqueueResult]:
+        try:
+            with self._turn:
+                deadline = time.monotonic() + self._timeout_s
+                if enqueue.idempotency_key:
+                    return self._send_until_known(enqueue, deadline)
+                return self._send_once(enqueue, deadline)
+        except Error as error:
+            if error.code != Code.DEADLINE_EXCEEDED:
+                raise
+            raise Error(error.code, f"it is unknown whether the jobs are stored: {error.message}",
+                        retryable=error.retryable, sqlstate=error.sqlstate) from error
+
+    def _send_once(self, enqueue: pb.Enqueue, deadline: float) -> list[EnqueueResult]:
+        answer = self._call_until(pb.ClientFrame(enqueue=enqueue), "enqueue_ok", deadline)
+        return [EnqueueResult.from_wire(result) for result in answer.enqueue_ok.results]
+
+    def _send_until_known(self, enqueue: pb.Enqueue, deadline: float) -> list[EnqueueResult]:
+        """With a key. An attempt that came to nothing does not say that an earlier one did: once
+        unknown, the outcome stays so until it is told."""
+        backoff = Backoff(deadline)
+        unknown = False
+        while True:
+            try:
+                results = self._send_once(enqueue, deadline)
+                # The jobs are stored together: the first error that another attempt might mend
+                # stands for all.
+                failure = next((result.error for result in results
+                                if result.error is not None and result.error.retryable), None)
+                if failure is None:
+                    return results
+            except Error as error:
+                failure = error
+            unknown = unknown or failure.code == Code.DEADLINE_EXCEEDED
+            if failure.retryable and backoff.pause():
+                continue
+            raise Error(Code.DEADLINE_EXCEEDED if unknown else failure.code, failure.message,
+                        retryable=failure.retryable, sqlstate=failure.sqlstate) from failure
 
     def _split(self, jobs: Sequence[pb.NewJob]) -> Iterator[list[pb.NewJob]]:
         limits = self._connection.limits
@@ -129,4 +230,29 @@ class Client:
 
     def _call(self, request: pb.ClientFrame, expected: str, wait_s: float = 0) -> pb.ServerFrame:
         with self._turn:
-            return self._connection.call(request, expected, wait_s)
+            deadline = time.monotonic() + wait_s + self._timeout_s
+            return self._call_until(request, expected, deadline)
+
+    def _call_until(self, request: pb.ClientFrame, expected: str,
+                    deadline: float) -> pb.ServerFrame:
+        self._be_connected(deadline)
+        if request.HasField("claim"):
+            self._may_hold = True   # whatever becomes of its answer
+        return self._connection.call(request, expected, deadline)
+
+    def _be_connected(self, deadline: float) -> None:
+        """Whatever goes wrong here, the request that needs the connection is surely not done."""
+        if self._may_hold or self._gone:
+            return
+        self._connection.close_if_ended()
+        backoff = Backoff(deadline)
+        while self._connection.is_closed:
+            left_s = max(0.001, deadline - time.monotonic())
+            try:
+                self._connection = Connection(self._address, self._worker_name, left_s)
+            except Error as error:
+                if error.retryable and backoff.pause():
+                    continue
+                if error.code == Code.DEADLINE_EXCEEDED:
+                    raise Error(Code.UNAVAILABLE, error.message) from error
+                raise

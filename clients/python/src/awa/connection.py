@@ -83,17 +83,19 @@ class Connection:
         self._last_request_id = 0
         self._timeout_s = timeout_s
         self._max_frame_bytes = HELLO_MAX_FRAME_BYTES
+        deadline = time.monotonic() + timeout_s
         self.socket = open_socket(address, timeout_s)
-        self._greet(worker_name, resume, held)
+        self._greet(worker_name, resume, held, deadline)
 
-    def _greet(self, worker_name: str, resume: bytes, held: Sequence[bytes] | None) -> None:
+    def _greet(self, worker_name: str, resume: bytes, held: Sequence[bytes] | None,
+               deadline: float) -> None:
         hello = pb.Hello(major=1, minor=0, client_name="awa-python", client_version=VERSION,
                          language="python", worker_name=worker_name, session_id=resume)
         if resume and held is not None and len(held) <= HELD_MAX:
             hello.held.SetInParent()
             hello.held.receipts.extend(held)
         try:
-            self.limits = self.call(pb.ClientFrame(hello=hello), "hello_ok").hello_ok
+            self.limits = self.call(pb.ClientFrame(hello=hello), "hello_ok", deadline).hello_ok
         except Error:
             self.close()
             raise
@@ -110,7 +112,17 @@ class Connection:
         self.close()
         return Error(Code.DEADLINE_EXCEEDED, f"the connection was lost: {how}")
 
-    def send(self, frame: pb.ClientFrame) -> int:
+    def close_if_ended(self) -> None:
+        """Between two requests: closes what the proxy has ended meanwhile, so that nothing is
+        sent into it whose outcome would be unknown."""
+        try:
+            while (frame := self.receive(0)) is not None:
+                if not frame.HasField("notice"):
+                    self.close()    # an Error of the connection
+        except Error:
+            pass    # closed now
+
+    def send(self, frame: pb.ClientFrame, timeout_s: float | None = None) -> int:
         """Sends frame under a new request id and returns that."""
         if self.is_closed:
             raise Error(Code.UNAVAILABLE, "the connection is closed")
@@ -121,7 +133,7 @@ class Connection:
             raise Error(Code.INVALID_ARGUMENT, f"the request is {len(encoded)} bytes, "
                                                f"the limit is {self._max_frame_bytes}")
         try:
-            self.socket.settimeout(self._timeout_s)
+            self.socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
             self.socket.sendall(encoded)
         except OSError as failure:
             raise self._lost(failure) from failure
@@ -166,11 +178,11 @@ class Connection:
         except Exception as failure:
             raise self._lost(f"the proxy sent a malformed frame: {failure}") from failure
 
-    def call(self, request: pb.ClientFrame, expected: str, wait_s: float = 0) -> pb.ServerFrame:
+    def call(self, request: pb.ClientFrame, expected: str, deadline: float) -> pb.ServerFrame:
         """Sends request and returns its answer, which must be of the kind `expected`. An answer
-        that does not come in time closes the connection: it could be taken for another's."""
-        request_id = self.send(request)
-        deadline = time.monotonic() + wait_s + self._timeout_s
+        that does not come before the deadline (of time.monotonic()) closes the connection: it
+        could be taken for another's."""
+        request_id = self.send(request, max(0.001, deadline - time.monotonic()))
         while True:     # past the notices: they are for those who wait for nothing in particular
             answer = self.receive(max(0.0, deadline - time.monotonic()))
             if answer is None or not answer.HasField("notice"):
