@@ -87,7 +87,8 @@ static void take_stored(struct keyed_work *work, const struct db_reply *reply)
     tell_queues(work);
 }
 
-/* The key was used before: the same answer again. */
+/* The key was used before: the same answer again. The queues are told, too: whoever stored the jobs
+ * may not have learned of it, and one call for nothing is cheap. */
 static void take_known(struct keyed_work *work, const int64_t *ids)
 {
     struct err err;
@@ -99,6 +100,7 @@ static void take_known(struct keyed_work *work, const int64_t *ids)
         if (ids[i] == 0)
             set_error(work, i, &err);
     }
+    tell_queues(work);
 }
 
 static enum settled settle(struct flush *flush, size_t at, const struct db_reply *reply)

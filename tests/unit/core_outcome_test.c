@@ -246,6 +246,24 @@ static void a_known_key_answers_the_ids_of_then(void **state)
     world_end(world);
 }
 
+/* The first use may have been committed without its proxy learning of it. */
+static void a_known_key_wakes_who_waits_for_its_queues(void **state)
+{
+    (void)state;
+    struct world *world = send_keyed(1);
+    const int64_t ids[] = {77};
+    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.enqueue.known_ids = ids};
+
+    claim(world, join(world, 2), 20, 1, 60000);
+    turn(world);
+    reply_claimed(world, 0, CLAIM_EMPTY);
+    assert_null(call_of(world, DB_CLAIM));
+    reply(world, call_of(world, DB_ENQUEUE_ONCE), &with);
+    assert_non_null(call_of(world, DB_CLAIM));
+    reply_claimed(world, 0, CLAIM_EMPTY);
+    world_end(world);
+}
+
 static void a_job_refused_then_is_refused_again(void **state)
 {
     (void)state;
@@ -559,6 +577,7 @@ int main(void)
         cmocka_unit_test(ids_are_of_one_server),
         cmocka_unit_test(a_keyed_request_is_one_call_of_its_own),
         cmocka_unit_test(a_known_key_answers_the_ids_of_then),
+        cmocka_unit_test(a_known_key_wakes_who_waits_for_its_queues),
         cmocka_unit_test(a_job_refused_then_is_refused_again),
         cmocka_unit_test(a_bad_job_of_a_keyed_request_fails_alone),
         cmocka_unit_test(an_unknown_keyed_request_is_sent_again),
