@@ -26,6 +26,7 @@ struct pipe {
     uint64_t since_us; /* of the connection attempt */
     struct backend backend;
     struct list owed;
+    struct list replays; /* calls whose statement was gone */
     /* The segment that is being read: */
     PGresult *rows;
     bool failed;
@@ -143,9 +144,14 @@ static bool is_fatal(const struct err *err)
            strncmp(err->sqlstate, "08", 2) == 0;
 }
 
-static void end_call(struct pipe *pipe)
+/* Once: where it is gone again, something takes it away each time. */
+static bool is_to_replay(const struct pipe *pipe, const struct pipe_call *call)
 {
-    struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
+    return pipe->failed && strcmp(pipe->err.sqlstate, "26000") == 0 && !call->replayed;
+}
+
+static void answer_call(struct pipe *pipe, struct pipe_call *call)
+{
     struct pipe_result result = {.outcome = pipe->failed ? OUTCOME_NOT_DONE : OUTCOME_DONE,
                                  .backend = pipe->backend};
 
@@ -158,9 +164,19 @@ static void end_call(struct pipe *pipe)
         result.backend.pid = 0;
         err_set(&result.err, CODE_INTERNAL, "%s returned no rows", statement_name(call->statement));
     }
+    call->done(call, &result);
+}
+
+static void end_call(struct pipe *pipe)
+{
+    struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
+
     if (pipe->owed.count > 0)
         CONTAINER_OF(pipe->owed.first, struct pipe_call, node)->since_us = clock_mono_us();
-    call->done(call, &result);
+    if (is_to_replay(pipe, call))
+        list_push_back(&pipe->replays, &call->node);
+    else
+        answer_call(pipe, call);
     if (pipe->failed && is_fatal(&pipe->err))
         pipe_break(pipe, &pipe->err);
 }
@@ -471,7 +487,7 @@ struct pipe *pipe_new(const struct pipe_setup *setup)
 
 void pipe_free(struct pipe *pipe)
 {
-    CHECK(pipe->owed.count == 0);
+    CHECK(pipe->owed.count == 0 && pipe->replays.count == 0);
     unwatch(pipe); /* before libpq closes the socket */
     PQclear(pipe->rows);
     PQclear(pipe->catalogue);
@@ -486,7 +502,7 @@ enum pipe_state pipe_state(const struct pipe *pipe)
 
 size_t pipe_owed(const struct pipe *pipe)
 {
-    return pipe->owed.count;
+    return pipe->owed.count + pipe->replays.count;
 }
 
 const struct err *pipe_err(const struct pipe *pipe)
@@ -529,4 +545,11 @@ void pipe_fail_owed(struct pipe *pipe)
         result.backend = pipe->backend;
         call->done(call, &result);
     }
+}
+
+struct pipe_call *pipe_take_replay(struct pipe *pipe)
+{
+    struct list_node *node = list_pop_front(&pipe->replays);
+
+    return node != NULL ? CONTAINER_OF(node, struct pipe_call, node) : NULL;
 }

@@ -4,10 +4,12 @@
  * prepares the statements of its role, then carries calls. One
  * call is one statement and one Sync: its own transaction. Its done() is called when the Sync's
  * answer arrived, so a result is acted on only after its commit. Every result says which backend
- * ran the call. When the connection breaks, or the oldest call has been first in line for longer
- * than its deadline (packets may get lost without a close), the pipe only notes it (PIPE_BROKEN).
- * Its owner sees that at the end of the turn and calls pipe_fail_owed: UNKNOWN where the Sync was
- * already handed to libpq, which may have sent it, else NOT_DONE. States: CONNECTING -> CHECKING
+ * ran the call. A call whose prepared statement is gone (DISCARD, DEALLOCATE) surely was not run:
+ * the pipe breaks, and the call is replayed once on another (pipe_take_replay). When the connection
+ * breaks, or the oldest call has been first in line for longer than its deadline (packets may get
+ * lost without a close), the pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of
+ * the turn and calls pipe_fail_owed: UNKNOWN where the Sync was already handed to libpq, which may
+ * have sent it, else NOT_DONE. States: CONNECTING -> CHECKING
  * -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
  * submit to the pool again, which sends later, never from inside done(). Notifications are handed
  * on as they come.
@@ -48,6 +50,7 @@ struct pipe_call {
     uint32_t deadline_ms; /* once it is first in line */
     uint64_t since_us;    /* waiting, later sent or first in line */
     bool synced;          /* the commit may have left */
+    bool replayed;
 };
 
 struct pipe;
@@ -83,5 +86,8 @@ void pipe_break(struct pipe *pipe, const struct err *err);
 
 /* Only in PIPE_BROKEN. */
 void pipe_fail_owed(struct pipe *pipe);
+
+/* The next call that is to be sent again elsewhere, or NULL: all of them before pipe_free. */
+struct pipe_call *pipe_take_replay(struct pipe *pipe);
 
 #endif

@@ -198,6 +198,15 @@ static void fail_waiting(struct pool *pool, uint64_t since_us)
     }
 }
 
+/* Where the calls are bound to the connection, they fail with it next. */
+static void replay(struct pool *pool, struct pipe *pipe)
+{
+    for (struct pipe_call *call; (call = pipe_take_replay(pipe)) != NULL;) {
+        pool_submit(pool, call);
+        call->replayed = true;
+    }
+}
+
 static void bury(struct pool *pool, struct place *place)
 {
     struct pipe *pipe = place->pipe;
@@ -212,6 +221,7 @@ static void bury(struct pool *pool, struct place *place)
     if (was_ready && pool->with.on_lost != NULL)
         pool->with.on_lost(pool->with.ctx);
     pipe_fail_owed(pipe);
+    replay(pool, pipe);
     if (pool->with.bound)
         fail_waiting(pool, UINT64_MAX);
     if (strcmp(pipe_err(pipe)->sqlstate, "25006") == 0 && !was_leaving)
@@ -258,6 +268,7 @@ void pool_reap(struct pool *pool)
 void pool_submit(struct pool *pool, struct pipe_call *call)
 {
     call->since_us = clock_mono_us();
+    call->replayed = false;
     list_push_back(&pool->waiting, &call->node);
 }
 

@@ -100,10 +100,16 @@ static bool send_identity(PGconn *connection, const char *quoted_schema)
     return sent == 1;
 }
 
+/* A pooler in between may hand on a session in which our names are taken, by whatever text. */
+static bool send_deallocate(PGconn *connection)
+{
+    return PQsendQueryParams(connection, "DEALLOCATE ALL", 0, NULL, NULL, NULL, NULL, 1) == 1;
+}
+
 bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
 {
     char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
-    bool sent = quoted != NULL &&
+    bool sent = quoted != NULL && send_deallocate(connection) &&
                 PQsendQueryParams(connection, settings[role], 0, NULL, NULL, NULL, NULL, 1) == 1;
 
     for (size_t i = 0; sent && i < STATEMENT_COUNT; i++)

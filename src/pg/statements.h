@@ -22,9 +22,9 @@ enum statement_id {
 
 const char *statement_name(enum statement_id id);
 
-/* Queues the session settings, every statement of the role, for a control connection that it
- * listens, and last the question who we are talking to, whose answer is backend_identity()'s (no
- * Sync). False: libpq refused. */
+/* Queues the end of what was prepared before, the session settings, every statement of the role,
+ * for a control connection that it listens, and last the question who we are talking to, whose
+ * answer is backend_identity()'s (no Sync). False: libpq refused. */
 bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema);
 
 #endif

@@ -23,9 +23,11 @@ class Fault:
     after_commit Postgres has committed; the rows pass, ReadyForQuery does not, the connection closes
     stall        the same, but the connection stays open, and nothing passes any more, either way
     deaf         from before the call reaches Postgres nothing passes any more; not closed either
+    forget       the prepared statement is closed just before the call; the connection lives
+    taken        of a new connection: the name of the statement is already another one's
     """
 
-    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf")
+    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken")
 
     def __init__(self, kind, statement, times=1):
         assert kind in self.KINDS
@@ -55,7 +57,9 @@ class Link:
         self.relay, self.client, self.server = relay, client, server
         self.calls = []         # of each Sync that was passed on and not answered: its statement
         self.statement = None   # of the last Bind
+        self.is_new = True      # nothing was prepared yet
         self.mute = threading.Event()
+        self.extra = {}         # how many answers, by kind, belong to what the relay itself asked
         for pump in (self.pump_client, self.pump_server):
             threading.Thread(target=pump, daemon=True).start()
 
@@ -68,14 +72,21 @@ class Link:
         return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement)), None)
 
     def on_client(self, kind, body):
-        """What is passed on of one message of the client; None closes."""
+        """Whether one message of the client is passed on, or what is put in front of it; None closes."""
+        if kind == b"P" and self.is_new:
+            self.is_new = False
+            for fault in list(self.relay.faults):
+                if fault.take(("taken",), fault.statement):
+                    return self.ask(b"P", fault.statement.encode() + b"\0SELECT 1\0\0\0", b"1")
         if kind == b"B":
             self.statement = body[body.index(0) + 1:].split(b"\0", 1)[0].decode()
-            struck = self.strike(("before_sent", "deaf"), self.statement)
+            struck = self.strike(("before_sent", "deaf", "forget"), self.statement)
             if struck == "before_sent":
                 return None
             if struck == "deaf":
                 self.mute.set()
+            if struck == "forget":
+                return self.ask(b"C", b"S" + self.statement.encode() + b"\0", b"3")
         elif kind == b"S":
             statement, self.statement = self.statement, None
             if self.strike(("no_sync",), statement):
@@ -83,7 +94,15 @@ class Link:
             self.calls.append(statement)
         return not self.mute.is_set()
 
+    def ask(self, kind, body, answer):
+        """A message of the relay's own, whose answer the client does not see."""
+        self.extra[answer] = self.extra.get(answer, 0) + 1
+        return kind + (len(body) + 4).to_bytes(4, "big") + body
+
     def on_server(self, kind, _body):
+        if self.extra.get(kind, 0) > 0:
+            self.extra[kind] -= 1
+            return False
         if kind == b"Z" and self.calls:
             struck = self.strike(("after_commit", "stall"), self.calls.pop(0))
             if struck == "after_commit":
@@ -110,6 +129,8 @@ class Link:
                         target.sendall(out)
                         self.close()
                         return
+                    if isinstance(passes, bytes):
+                        out += passes
                     if passes:
                         out += message
                     at += size

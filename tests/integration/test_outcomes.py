@@ -374,6 +374,87 @@ def test_key_of_another_request_is_refused(world):
     assert too_long.code == pb.INVALID_ARGUMENT and "idempotency_key: 201 bytes, at most 200" in too_long.message
 
 
+# ---- prepared statements
+
+def test_ptrap_04_statement_that_is_gone_is_prepared_again(world):
+    """Each call is replayed on a new connection, and its client does not notice."""
+    client = world.connect()
+
+    def lose(statement):
+        return world.relay.inject("forget", statement)
+
+    faults = [lose("awa_ENQUEUE_BATCH")]
+    ids = ids_of(enqueue(client, 3))
+    faults.append(lose("awa_QUEUE_COUNTS"))
+    assert client.counts("q").available == 3
+    faults.append(lose("awa_CLAIM"))
+    jobs = client.claim("q", jobs=3, wait_ms=5000)
+    assert [(j.job_id, j.attempt) for j in jobs] == [(i, 1) for i in ids]
+    faults.append(lose("awa_COMPLETE_BATCH"))
+    assert statuses(client.complete(*jobs[:2])) == ["DONE"] * 2
+    faults.append(lose("awa_FINISH_ITEMS"))
+    released = client.call(release=pb.Release(receipts=[jobs[2].receipt])).release_ok.results
+    assert statuses(released) == ["DONE"]
+    for fault in faults:
+        assert fault.hits == 1, fault.statement
+    assert counts(world.url) == (1, 0, 2)
+    assert "outcome_unknown" not in world.log()
+
+
+def test_ptrap_04_replayed_once(world):
+    """What goes each time is an error of that call; the next one finds its statement."""
+    client = world.connect()
+    fault = world.relay.inject("forget", "awa_QUEUE_COUNTS", times=2)
+    error = client.call(queue_counts=pb.QueueCounts(queue="q")).error
+    assert (error.code, error.sqlstate, error.retryable) == (pb.UNAVAILABLE, "26000", True)
+    assert fault.hits == 2
+    enqueue(client, 2)
+    assert client.counts("q").available == 2
+
+
+def test_ptrap_04_control_session_is_replaced(world):
+    """It is given up whole: with its session the locks went too."""
+    client = world.connect()
+    wait_for(lambda: "event=leading" in world.log())
+    world.relay.inject("forget", "awa_PROMOTE_DUE").wait()
+    wait_for(lambda: world.log().count("event=leading") == 2)
+    assert world.log().count("pg_connected pool=control") == 2
+    ids_of(enqueue(client))
+    assert statuses(client.complete(*client.claim("q", wait_ms=5000))) == ["DONE"]
+
+
+def test_ptrap_04_names_that_are_taken(world):
+    """As a pooler hands on a session: what it had prepared is another text."""
+    fault = world.relay.inject("taken", "awa_QUEUE_COUNTS", times=99)
+    client = world.connect()
+    ids_of(enqueue(client, 2))
+    assert client.counts("q").available == 2
+    assert fault.hits >= 2
+
+
+def test_ptrap_04_failed_parse_is_not_kept(world):
+    """A function is missing, for a connection that had prepared it and for new ones: created again, both recover."""
+    client = world.connect()
+    enqueue(client, 1)
+    assert client.counts("q").available == 1
+    with connected(world.url) as cursor:
+        cursor.execute("SELECT pg_get_functiondef('awa.queue_counts_exact'::regproc)")
+        definition, = cursor.fetchone()
+        cursor.execute("DROP FUNCTION awa.queue_counts_exact")
+        error = client.call(queue_counts=pb.QueueCounts(queue="q")).error
+        assert (error.code, error.sqlstate) == (pb.FAILED_PRECONDITION, "42883")
+        cursor.execute(definition)
+        assert client.counts("q").available == 1
+        assert world.log().count("pg_connected pool=data") == 1
+        cursor.execute("DROP FUNCTION awa.queue_counts_exact")
+        world.relay.inject("before_sent", "awa_ENQUEUE_BATCH")
+        sent = client.send(enqueue=pb.Enqueue(jobs=[new_job()]))
+        wait_for(lambda: "run awa-proxy migrate" in world.log())
+        cursor.execute(definition)
+        ids_of(client.answer(sent).enqueue_ok.results)
+    assert client.counts("q").available == 2
+
+
 # ---- deadlocks
 
 DEADLOCKS = """
