@@ -143,12 +143,23 @@ static bool is_overdue(const struct batcher *batcher, const struct batch_item *i
     return now_us(batcher) > deadline_us(item);
 }
 
+/* The storage contradicts itself in this item: somebody has to look at it. */
+static void report_inconsistent(const struct batcher *batcher, const struct err *err)
+{
+    char text[ERR_MESSAGE_BYTES];
+
+    log_event(LOG_ERROR, "item_inconsistent", "flush=%s sqlstate=%s reason=\"%s\"", batcher->name,
+              err->sqlstate, log_text(text, sizeof text, err->message));
+}
+
 static void fail(struct batcher *batcher, struct batch_item *item, const struct err *cause,
                  enum outcome outcome)
 {
     struct err err;
 
     retry_final_err(cause, outcome, item->uncertain, &err);
+    if (err.code == CODE_INTERNAL)
+        report_inconsistent(batcher, &err);
     batcher->ops->fail(item, &err);
 }
 

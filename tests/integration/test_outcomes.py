@@ -477,6 +477,56 @@ END $do$;
 """
 
 
+INCONSISTENT = """
+CREATE TABLE awa.inconsistent (job_id bigint);
+DO $do$
+DECLARE
+    v_name text;
+    v_call text;
+BEGIN
+    FOREACH v_name IN ARRAY ARRAY['complete_batch', 'finish_items'] LOOP
+        SELECT string_agg('$' || i, ', ') INTO v_call FROM pg_proc, generate_series(1, pronargs) i
+         WHERE oid = ('awa.' || v_name)::regproc;
+        EXECUTE format('ALTER FUNCTION awa.%1$I RENAME TO %1$s_real', v_name);
+        EXECUTE format('CREATE FUNCTION awa.%1$I(%2$s) RETURNS smallint[] LANGUAGE plpgsql AS $$
+            DECLARE
+                v_job bigint := (SELECT job_id FROM awa.inconsistent WHERE job_id = ANY (p_job_ids));
+            BEGIN
+                IF v_job IS NOT NULL THEN
+                    RAISE EXCEPTION ''job %% contradicts itself'', v_job USING ERRCODE = ''data_corrupted'';
+                END IF;
+                RETURN awa.%1$s_real(%3$s);
+            END $$', v_name, pg_get_function_identity_arguments(('awa.' || v_name || '_real')::regproc), v_call);
+    END LOOP;
+END $do$;
+"""
+
+
+def test_ptrap_17_an_inconsistent_job_fails_alone(world):
+    """Loudly, to its client and in the log; its neighbours of the same flush, and the server, go on."""
+    client = world.connect()
+    ids = ids_of(enqueue(client, 40))
+    jobs = client.claim("q", jobs=40, wait_ms=5000)
+    bad = jobs[7]
+    with connected(world.url) as cursor:
+        cursor.execute(INCONSISTENT)
+        cursor.execute("INSERT INTO awa.inconsistent VALUES (%s)", (bad.job_id,))
+        results = client.complete(*jobs[:20])
+        assert [r.status == pb.DONE for r in results] == [job is not bad for job in jobs[:20]]
+        assert (results[7].status, results[7].error.code, results[7].error.sqlstate) == (pb.STATUS_ABORTED, pb.INTERNAL, "XX001")
+        assert f"job {bad.job_id} contradicts itself" in results[7].error.message
+        fail = [pb.FinishItem(receipt=job.receipt, fail=pb.Fail(error="e")) for job in [*jobs[20:], bad]]
+        assert [r.status == pb.DONE for r in client.finish(*fail)] == [True] * 20 + [False]
+        assert world.log().count("level=error event=item_inconsistent") == 2
+        assert f"job {bad.job_id} contradicts itself" in world.log() and "pg_lost" not in world.log()
+        ids_of(enqueue(client, 1))
+        assert statuses(client.complete(*client.claim("q", wait_ms=5000))) == ["DONE"]
+        cursor.execute("DELETE FROM awa.inconsistent")
+    assert statuses(client.complete(bad)) == ["DONE"]  # its attempt was kept all the time
+    assert fetch(world.url, "SELECT count(*) FROM unnest(%s::bigint[]) id, awa.get_job(id) WHERE state = 'completed'",
+                 ids) == (20,)
+
+
 def test_trap_14_deadlocks_are_tried_again(world):
     with connected(world.url) as cursor:
         cursor.execute(DEADLOCKS)
