@@ -116,6 +116,9 @@ class Link:
         buffer = bytearray()
         with contextlib.suppress(OSError):
             while data := source.recv(READ_BYTES):
+                if self.relay.buffer_bytes is not None:
+                    target.sendall(data)
+                    continue
                 buffer += data
                 out = bytearray()
                 at = 0
@@ -149,9 +152,13 @@ class Link:
 
 
 class Relay:
-    """`with Relay(cluster, url) as relay`: `relay.url` leads through it."""
+    """`with Relay(cluster, url) as relay`: `relay.url` leads through it.
 
-    def __init__(self, cluster, url):
+    buffer_bytes: of its sockets; then it holds nothing itself either: bytes pass as they come, without faults.
+    """
+
+    def __init__(self, cluster, url, buffer_bytes=None):
+        self.buffer_bytes = buffer_bytes
         self.target = f"{cluster.dir}/socket/.s.PGSQL.{PORT}"
         self.folder = tempfile.TemporaryDirectory(prefix="awa-relay-")
         self.url = url.replace(f"{cluster.dir}/socket", self.folder.name)
@@ -184,6 +191,10 @@ class Relay:
                 except OSError:
                     client.close()
                     continue
+                if self.buffer_bytes is not None:
+                    for end in (client, server):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer_bytes)
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
                 self.links.append(Link(self, client, server))
 
     def inject(self, kind, statement, times=1):
