@@ -61,7 +61,8 @@ class Stack:
         self.cluster = self.folder / "pg"
         self.socket = self.folder / "awa.sock"
         self.address = f"unix:{self.socket}"
-        self.proxy = None
+        self.proxy = None               # of start_proxy()
+        self.proxies = []
 
     def __enter__(self):
         try:
@@ -94,40 +95,52 @@ class Stack:
                              "set TMPDIR to a folder on a disk")
 
     def start_proxy(self):
-        """Migrates the database and starts `awa-proxy serve`; returns when it is ready."""
-        program = self.build / "src/app/awa-proxy"
+        """Migrates the database and starts the one proxy of most scenarios."""
+        self.migrate()
+        self.proxy = self.serve(self.address)
+
+    def proxy_env(self):
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        env |= {"AWA_DATABASE_URL": self.url}
-        subprocess.run([program, "migrate"], check=True, env=env, stdout=subprocess.DEVNULL)
-        self.proxy = subprocess.Popen([program, "serve", "--listen", self.address], env=env,
-                                      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                      start_new_session=True)
-        while not (line := lines.read(self.proxy.stderr, READY_S)).startswith("ready "):
+        return env | {"AWA_DATABASE_URL": self.url}
+
+    def migrate(self):
+        subprocess.run([self.build / "src/app/awa-proxy", "migrate"], check=True,
+                       env=self.proxy_env(), stdout=subprocess.DEVNULL)
+
+    def serve(self, address):
+        """Starts `awa-proxy serve` and returns it when it is ready; it ends with the stack."""
+        proxy = subprocess.Popen([self.build / "src/app/awa-proxy", "serve", "--listen", address],
+                                 env=self.proxy_env(), stderr=subprocess.PIPE,
+                                 stdout=subprocess.DEVNULL, start_new_session=True)
+        self.proxies.append(proxy)
+        while not (line := lines.read(proxy.stderr, READY_S)).startswith("ready "):
             if line == "":
                 raise SystemExit("awa-proxy serve ended before it was ready")
             print(line, file=lines.ERR)
-        threading.Thread(target=self.pass_on_log, daemon=True).start()
+        threading.Thread(target=self.pass_on_log, args=(proxy,), daemon=True).start()
+        return proxy
 
-    def pass_on_log(self):
+    @staticmethod
+    def pass_on_log(proxy):
         """What a proxy logs once it is ready is worth seeing."""
-        for line in iter(self.proxy.stderr.readline, b""):
+        for line in iter(proxy.stderr.readline, b""):
             lines.ERR.write(line.decode(errors="replace"))
 
-    def stop_proxy(self):
-        if self.proxy is None:
-            return
-        self.proxy.terminate()
-        try:
-            self.proxy.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.proxy.kill()
-            self.proxy.wait()
+    def stop_proxies(self):
+        for proxy in self.proxies:
+            proxy.terminate()
+        for proxy in self.proxies:
+            try:
+                proxy.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                proxy.kill()
+                proxy.wait()
 
     def clean_up(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         try:
-            self.stop_proxy()
+            self.stop_proxies()
             self.run_cluster("destroy")
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)

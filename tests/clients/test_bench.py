@@ -1,4 +1,5 @@
 """The load generator notices when a proxy lies. It talks to one played by the test."""
+import importlib
 import json
 import subprocess
 import threading
@@ -86,3 +87,44 @@ def test_a_lie_is_exit_code_1(build, fake, options, complaint):
     done = run(build, fake, **options)
     assert done.returncode == 1
     assert complaint in done.stderr
+
+
+@pytest.fixture
+def ledger(build, monkeypatch):
+    """The ledger of `bench restart`, with two jobs that are acknowledged as 11 and 12."""
+    monkeypatch.syspath_prepend(str(build.parents[1] / "bench"))
+    restart = importlib.import_module("restart")
+    monkeypatch.setattr(restart, "pb", pb)
+    made = restart.Ledger(2)
+    made.acknowledge(0, [pb.EnqueueResult(job_id=11), pb.EnqueueResult(job_id=12)])
+    return made
+
+
+def work(ledger, seq, job_id, args=None, status=pb.DONE, resent=False):
+    text = b'{"seq":"%010d","to":"somebody@example.org","template":"welcome","try":true}'
+    ledger.execute(pb.Job(job_id=job_id, args=(args or text) % seq, attempt=1), 1.0)
+    ledger.finish(seq, status, resent)
+
+
+def test_the_ledger_of_restarts_is_content_when_all_is_well(ledger):
+    work(ledger, 0, 11)
+    work(ledger, 1, 12, status=pb.ALREADY_DONE, resent=True)
+    ledger.acknowledge(0, [pb.EnqueueResult(job_id=11)])  # its first answer was lost
+    assert ledger.audit() == 0
+
+
+@pytest.mark.parametrize("lie, complaint", [
+    (lambda it: (work(it, 0, 11), work(it, 0, 11)), "job 0 (id 11) executed again"),
+    (lambda it: (work(it, 0, 11), it.finish(0, pb.DONE, False)), "job 0 was done twice"),
+    (lambda it: work(it, 0, 11, status=pb.STALE), "the finish of job 0 was answered STALE"),
+    (lambda it: work(it, 0, 11, status=pb.ALREADY_DONE), "the finish of job 0 was answered ALREADY_DONE"),
+    (lambda it: work(it, 0, 13), "job 0: id 11, claimed as 13, done"),
+    (lambda it: work(it, 0, 11, args=b'{"seq":"%010d"}'), "job 11 has other args than were enqueued"),
+    (lambda it: it.acknowledge(0, [pb.EnqueueResult(job_id=14)]), "job 0 was enqueued twice, as 11 and 14"),
+    (lambda it: it.acknowledge(0, [pb.EnqueueResult(job_id=12)]), "an id was given twice"),
+    (lambda it: None, "job 1: id 12, claimed as 0, not done"),
+], ids=["executed-twice", "done-twice", "stale", "already-done", "other-id", "other-args", "enqueued-twice", "same-id", "never-done"])
+def test_the_ledger_of_restarts_notices(ledger, capsys, lie, complaint):
+    lie(ledger)
+    assert ledger.audit() > 0
+    assert complaint in capsys.readouterr().err

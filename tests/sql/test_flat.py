@@ -8,6 +8,7 @@ JOBS = 5
 WARM_UP, ROUNDS = 45, 90
 KEY_ROUNDS = 5  # how long idempotency keys are kept
 PAGE = 8192
+PAYLOAD_MAX = 4096  # 20 errors of less than 100 bytes each, and two counts
 
 
 def size_of(db):
@@ -59,6 +60,7 @@ def test_ptrap_15_jobs_that_come_back_again_and_again(db, outcome):
         claim = db.claim()
         assert sorted(claim.ids) == ids
         assert set(db.finish(claim, outcome, 60_000, "again")) == {DONE}
+        assert db.value("SELECT max(octet_length(payload::text)) FROM awa.deferred_jobs") < PAYLOAD_MAX
         make_due(db)
 
     flat(db, one_round)
