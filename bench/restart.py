@@ -434,7 +434,7 @@ def run_load(started, cursor, options):
 
 
 def check_database(load, cursor):
-    """The database's own count: every job completed, nothing left, no attempt but the first."""
+    """The database's own count: every job completed, nothing left and nothing more."""
     cursor.execute("SELECT to_jsonb(c) FROM awa.queue_counts_exact(%s) c", (QUEUE,))
     counts = {state: count for state, count in cursor.fetchone()[0].items() if count}
     if counts != {"completed": load.jobs}:

@@ -5,7 +5,7 @@ from engine import COMPLETE, DONE, RETRY, SNOOZE, WORKER_LOST
 from test_enqueue_once import once
 
 JOBS = 5
-WARM_UP, ROUNDS = 45, 90
+WARM_UP, ROUNDS = 30, 60
 KEY_ROUNDS = 5  # how long idempotency keys are kept
 PAGE = 8192
 PAYLOAD_MAX = 4096  # 20 errors of less than 100 bytes each, and two counts
