@@ -5,6 +5,7 @@
 #include "base/limits.h"
 #include "core/group.h"
 #include "core/session.h"
+#include "lives.h"
 #include "sim.h"
 
 enum { DOUBT_US_MAX = 10 * US_PER_S };

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/mem.h"
+#include "lives.h"
 #include "sim.h"
 
 enum {
@@ -103,85 +104,9 @@ static uint64_t think(struct sim *sim)
 }
 
 /* The sweeper makes none. */
-static bool trouble(struct sim *sim, unsigned permille)
+bool clients_trouble(struct sim *sim, unsigned permille)
 {
     return !sim->clients.sweeping && dice_permille(&sim->dice, permille);
-}
-
-/* ---- sessions that outlive their connection ---- */
-
-struct life *life_of_session(const struct sim *sim, handle session)
-{
-    for (struct list_node *node = sim->clients.lives.first; node != NULL; node = node->next)
-        if (CONTAINER_OF(node, struct life, node)->session == session)
-            return CONTAINER_OF(node, struct life, node);
-    return NULL;
-}
-
-static void end_life(struct sim *sim, struct life *life)
-{
-    if (life->node.head != NULL)
-        list_remove(&sim->clients.lives, &life->node);
-}
-
-/* What becomes of the attempts of a connection that is no more. */
-static void part(struct sim *sim, const struct client *client, bool kept)
-{
-    uint64_t until_us = sim->now_us + sim->plan.core.session_grace_us;
-
-    for (struct stored_attempt *at = NULL; (at = storage_next_attempt(sim, at)) != NULL;) {
-        if (at->holder != client->connection)
-            continue;
-        at->fate = kept && at->sent_at <= client->written ? FATE_KEPT : FATE_RELEASE;
-        at->until_us = until_us;
-    }
-}
-
-static bool is_away(const struct sim *sim, handle session)
-{
-    const struct session *known = session_of(&sim->core.sessions, session);
-    return known != NULL && known->state == SESSION_AWAY;
-}
-
-/* Core has been told, or has decided, that the connection is over. */
-static void lose_connection(struct sim *sim, struct client *client)
-{
-    struct life *life = client->life;
-    bool kept = life != NULL && !client->leaving && !sim->draining;
-
-    part(sim, client, kept);
-    if (life == NULL || life->connection != client->connection)
-        return;
-    life->away = true;
-    life->until_us = sim->now_us + sim->plan.core.session_grace_us;
-    if (!kept || !is_away(sim, life->session)) /* it held nothing */
-        end_life(sim, life);
-}
-
-static void forget_lives(struct sim *sim)
-{
-    for (struct list_node *node = sim->clients.lives.first, *next; node != NULL; node = next) {
-        struct life *life = CONTAINER_OF(node, struct life, node);
-        next = node->next;
-        if (life->away && !is_away(sim, life->session))
-            end_life(sim, life);
-    }
-}
-
-/* One's own last session; or somebody's, who may be there; or none. */
-static void choose_life(struct sim *sim, size_t place, struct client *client)
-{
-    const struct list *lives = &sim->clients.lives;
-
-    if (!trouble(sim, sim->plan.resumes))
-        return;
-    client->to_resume = sim->clients.mine[place];
-    if (lives->count == 0 || dice_below(&sim->dice, 4) > 0)
-        return;
-    struct list_node *node = lives->first;
-    for (uint64_t skip = dice_below(&sim->dice, lives->count); skip > 0; skip--)
-        node = node->next;
-    client->to_resume = CONTAINER_OF(node, struct life, node);
 }
 
 static void open_place(struct sim *sim, size_t place)
@@ -195,7 +120,7 @@ static void open_place(struct sim *sim, size_t place)
     client->heard_us = sim->now_us;
     client->act_us = think(sim);
     sim->clients.places[place] = client;
-    choose_life(sim, place, client);
+    lives_choose(sim, place, client);
     client->session = session_open(&sim->core.sessions, client->connection);
     sim_trace(sim, "c%llu  connects", (unsigned long long)client->connection);
     if (client->session == HANDLE_NONE)
@@ -230,7 +155,7 @@ static void vanish(struct sim *sim, size_t place)
     client->closed = true; /* nothing may be sent any more */
     session_vanished(&sim->core.sessions, client->session);
     if (!was_closed)
-        lose_connection(sim, client);
+        lives_lose_connection(sim, client);
     sim->clients.places[place] = NULL;
     free_client(client);
 }
@@ -246,7 +171,7 @@ void client_hold(struct client *client, struct stored_attempt *attempt)
 
 /* ---- asking ---- */
 
-static struct request *new_request(enum request_kind kind, uint64_t id)
+struct request *client_new_request(enum request_kind kind, uint64_t id)
 {
     struct arena arena;
     arena_init(&arena, UNPACK_BYTES_MAX);
@@ -264,12 +189,12 @@ static bool id_in_use(const struct client *client, uint64_t id)
 /* Sometimes the id of a request that has no answer yet. */
 static uint64_t choose_id(struct sim *sim, struct client *client)
 {
-    if (client->open && client->asked.first != NULL && trouble(sim, sim->plan.rude / 4))
+    if (client->open && client->asked.first != NULL && clients_trouble(sim, sim->plan.rude / 4))
         return CONTAINER_OF(client->asked.first, struct asked, node)->id;
     return ++client->next_id;
 }
 
-static struct asked *ask(struct sim *sim, struct client *client, enum request_kind kind)
+struct asked *client_ask(struct sim *sim, struct client *client, enum request_kind kind)
 {
     struct asked *asked = sim_alloc(sim, sizeof *asked);
 
@@ -284,8 +209,8 @@ static struct asked *ask(struct sim *sim, struct client *client, enum request_ki
 }
 
 /* Hands the frame to core. */
-static void send_request(struct sim *sim, struct client *client, struct asked *asked,
-                         struct request *request)
+void client_send(struct sim *sim, struct client *client, struct asked *asked,
+                 struct request *request)
 {
     static const char *const kinds[] = {"Hello",     "Ping",         "Goodbye", "Enqueue",
                                         "Claim",     "Finish",       "Release", "QueueCounts",
@@ -300,7 +225,7 @@ static void send_request(struct sim *sim, struct client *client, struct asked *a
     if (asked->kind == REQUEST_GOODBYE && !asked->misplaced) {
         client->leaving = true;
         if (client->life != NULL)
-            end_life(sim, client->life);
+            life_end(sim, client->life);
     }
     if (in_use)
         client->refused_now = asked;
@@ -314,8 +239,8 @@ static void send_request(struct sim *sim, struct client *client, struct asked *a
 
 static void send_plain(struct sim *sim, struct client *client, enum request_kind kind)
 {
-    struct asked *asked = ask(sim, client, kind);
-    send_request(sim, client, asked, new_request(kind, asked->id));
+    struct asked *asked = client_ask(sim, client, kind);
+    client_send(sim, client, asked, client_new_request(kind, asked->id));
 }
 
 static const char *choose_kind(struct sim *sim, bool *good)
@@ -354,8 +279,8 @@ static void fill_job(struct sim *sim, struct arena *arena, struct enqueue_order 
 
 static void enqueue_plain(struct sim *sim, struct client *client, size_t count)
 {
-    struct asked *asked = ask(sim, client, REQUEST_ENQUEUE);
-    struct request *request = new_request(REQUEST_ENQUEUE, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_ENQUEUE);
+    struct request *request = client_new_request(REQUEST_ENQUEUE, asked->id);
     struct enqueue_order *orders = request_alloc(request, count * sizeof *orders);
     struct err *invalid = request_alloc(request, sizeof *invalid);
 
@@ -366,7 +291,7 @@ static void enqueue_plain(struct sim *sim, struct client *client, size_t count)
         fill_job(sim, &request->arena, &orders[i], invalid);
     request->in.enqueue.orders = orders;
     request->in.enqueue.count = count;
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 /* A new request with a key of its own; it may be sent again and again. */
@@ -420,8 +345,8 @@ static void enqueue_keyed(struct sim *sim, struct client *client, size_t count)
 
     if (keyed == NULL)
         keyed = new_keyed(sim, count);
-    struct asked *asked = ask(sim, client, REQUEST_ENQUEUE);
-    struct request *request = new_request(REQUEST_ENQUEUE, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_ENQUEUE);
+    struct request *request = client_new_request(REQUEST_ENQUEUE, asked->id);
     asked->keyed = keyed;
     asked->first_token = keyed->first_token;
     asked->count = keyed->count;
@@ -434,12 +359,12 @@ static void enqueue_keyed(struct sim *sim, struct client *client, size_t count)
             asked->poisoned = true;
     }
     copy_jobs(request, keyed);
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 static void enqueue(struct sim *sim, struct client *client, size_t count)
 {
-    if (trouble(sim, sim->plan.keys))
+    if (clients_trouble(sim, sim->plan.keys))
         enqueue_keyed(sim, client, count);
     else
         enqueue_plain(sim, client, count);
@@ -461,8 +386,8 @@ static void choose_queues(struct sim *sim, struct asked *asked)
 
 static void claim(struct sim *sim, struct client *client, uint32_t wanted, uint32_t wait_ms)
 {
-    struct asked *asked = ask(sim, client, REQUEST_CLAIM);
-    struct request *request = new_request(REQUEST_CLAIM, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_CLAIM);
+    struct request *request = client_new_request(REQUEST_CLAIM, asked->id);
 
     choose_queues(sim, asked);
     struct bytes *queues = request_alloc(request, asked->queue_count * sizeof *queues);
@@ -474,7 +399,7 @@ static void claim(struct sim *sim, struct client *client, uint32_t wanted, uint3
     request->in.claim.queue_count = asked->queue_count;
     request->in.claim.jobs_max = wanted;
     request->in.claim.wait_ms = wait_ms;
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 /* ---- ending ---- */
@@ -507,7 +432,7 @@ static bool has_items(const struct sim *sim, const struct client *client)
 /* One's own, or, if one is rude, one that was used already, one of others, or none at all. */
 static void choose_receipt(struct sim *sim, struct client *client, struct asked_item *item)
 {
-    bool rude = client->held_count == 0 || trouble(sim, sim->plan.rude);
+    bool rude = client->held_count == 0 || clients_trouble(sim, sim->plan.rude);
 
     item->good = true;
     if (!rude || sim->clients.past_count == 0) {
@@ -538,7 +463,7 @@ static void fill_item(struct sim *sim, struct client *client, struct request *re
                       struct asked_item *item, struct finish_input *input,
                       const struct err *invalid)
 {
-    bool bad = trouble(sim, sim->plan.bad_items / 2);
+    bool bad = clients_trouble(sim, sim->plan.bad_items / 2);
 
     if (bad && dice_below(&sim->dice, 3) == 0) { /* found before it got here */
         input->invalid = invalid;
@@ -564,8 +489,8 @@ static void fill_item(struct sim *sim, struct client *client, struct request *re
 
 static void finish(struct sim *sim, struct client *client, enum request_kind kind, size_t count)
 {
-    struct asked *asked = ask(sim, client, kind);
-    struct request *request = new_request(kind, asked->id);
+    struct asked *asked = client_ask(sim, client, kind);
+    struct request *request = client_new_request(kind, asked->id);
     struct finish_input *inputs = request_alloc(request, count * sizeof *inputs);
     struct err *invalid = request_alloc(request, sizeof *invalid);
 
@@ -575,7 +500,7 @@ static void finish(struct sim *sim, struct client *client, enum request_kind kin
         fill_item(sim, client, request, &asked->items[asked->count++], &inputs[i], invalid);
     request->in.finish.inputs = inputs;
     request->in.finish.count = asked->count;
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 static void finish_some(struct sim *sim, struct client *client)
@@ -592,182 +517,42 @@ static void finish_some(struct sim *sim, struct client *client)
 
 static void count_queue(struct sim *sim, struct client *client)
 {
-    struct asked *asked = ask(sim, client, REQUEST_COUNTS);
-    struct request *request = new_request(REQUEST_COUNTS, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_COUNTS);
+    struct request *request = client_new_request(REQUEST_COUNTS, asked->id);
     unsigned queue = (unsigned)dice_below(&sim->dice, sim->plan.queues);
 
     asked->serial = sim->storage.counts_serial;
     request->in.counts_queue = arena_copy(&request->arena, name_of_queue(queue));
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
-/* ---- Hello, Heartbeat, CancelRequest ---- */
-
-static void name_receipt(struct request *request, struct held_receipt *out,
-                         const struct receipt *receipt)
-{
-    uint8_t *token = request_alloc(request, RECEIPT_BYTES);
-
-    receipt_encode(receipt, token);
-    *out = (struct held_receipt){bytes_of(token, RECEIPT_BYTES), *receipt, true};
-}
-
-/* What arrived on the last connection; now and then one was not read, or one is not its own. */
-static size_t list_held(struct sim *sim, struct client *client, const struct life *life,
-                        struct request *request, struct held_receipt *held)
-{
-    size_t count = 0;
-
-    for (struct stored_attempt *at = NULL; (at = storage_next_attempt(sim, at)) != NULL;) {
-        bool own = at->holder == life->connection && at->fate != FATE_RELEASE;
-        if (!own || at->told_over || count + 1 >= ITEMS_PER_FINISH_MAX ||
-            dice_below(&sim->dice, 8) == 0)
-            continue;
-        at->listed = client->connection;
-        name_receipt(request, &held[count++], &at->receipt);
-    }
-    if (trouble(sim, sim->plan.rude) && sim->clients.past_count > 0) {
-        struct stored_attempt *other =
-            sim->clients.past[dice_below(&sim->dice, sim->clients.past_count)];
-        other->listed = client->connection;
-        name_receipt(request, &held[count++], &other->receipt);
-    }
-    return count;
-}
-
-static size_t count_not_held(const struct sim *sim, const struct client *client,
-                             const struct held_receipt *held, size_t count)
-{
-    const struct session *session = session_of(&sim->core.sessions, client->session);
-    size_t missing = 0;
-
-    for (size_t i = 0; i < count; i++) {
-        const struct attempt *known = attempts_find(&sim->core.attempts, &held[i].receipt);
-        missing += known == NULL || session == NULL || known->owner != &session->attempts;
-    }
-    return missing;
-}
-
-static void hello(struct sim *sim, struct client *client)
-{
-    static struct held_receipt held[ITEMS_PER_FINISH_MAX];
-    struct asked *asked = ask(sim, client, REQUEST_HELLO);
-    struct request *request = new_request(REQUEST_HELLO, asked->id);
-    struct life *life = client->to_resume;
-    uint8_t id[SESSION_ID_BYTES];
-    size_t count = 0;
-
-    if (life != NULL) {
-        memcpy(id, life->id, sizeof id);
-        if (trouble(sim, sim->plan.rude)) { /* nobody's */
-            id[dice_below(&sim->dice, sizeof id)] ^= 1;
-            life = NULL;
-        }
-        request->in.hello.session_id = arena_copy(&request->arena, bytes_of(id, sizeof id));
-    }
-    if (life != NULL && life->node.head != NULL && dice_below(&sim->dice, 3) > 0) {
-        asked->says_held = true;
-        count = list_held(sim, client, life, request, held);
-    }
-    asked->resumes = life != NULL && life->node.head != NULL ? life : NULL;
-    request->in.hello.says_held = asked->says_held;
-    request->in.hello.held = request_alloc(request, count * sizeof held[0]);
-    memcpy((void *)(uintptr_t)request->in.hello.held, held, count * sizeof held[0]);
-    request->in.hello.held_count = count;
-    sim->clients.taken_over = asked->resumes;
-    send_request(sim, client, asked, request);
-    sim->clients.taken_over = NULL;
-    if (client->resumed && !asked->misplaced &&
-        client->notices_lost != count_not_held(sim, client, held, count))
-        sim_fail(sim, "c%llu: told of %zu lost attempts of the %zu it listed, but %zu are not its",
-                 (unsigned long long)client->connection, client->notices_lost, count,
-                 count_not_held(sim, client, held, count));
-}
-
-/* Whether a session with this id may be there; at the very end of its grace both are right. */
-static bool may_be_resumed(const struct sim *sim, const struct life *life)
-{
-    return life != NULL &&
-           (!life->away || sim->now_us <= life->until_us + GRACE_SLACK_US || sim->draining);
-}
-
-static bool must_be_resumed(const struct sim *sim, const struct life *life)
-{
-    return life != NULL && !sim->draining && (!life->away || sim->now_us < life->until_us);
-}
-
-/* The attempts follow their session: all of them, or those that were listed. */
-static void follow(struct sim *sim, struct client *client, const struct asked *asked, handle from)
-{
-    for (struct stored_attempt *at = NULL; (at = storage_next_attempt(sim, at)) != NULL;) {
-        if (at->holder != from || at->fate != FATE_KEPT)
-            continue;
-        at->fate = FATE_RELEASE;
-        if (asked->says_held && at->listed != client->connection)
-            continue;
-        at->fate = FATE_HELD;
-        at->holder = client->connection;
-        at->sent_at = 0;
-        if (at->ended_as == 0)
-            client_hold(client, at);
-    }
-}
-
-void client_opened(struct sim *sim, struct client *client, const struct asked *asked,
-                   const struct answer *answer)
-{
-    struct life *life = asked->resumes;
-    bool resumed = answer->of.hello.resumed;
-
-    if (resumed && !may_be_resumed(sim, life))
-        sim_fail(sim, "a session was resumed that %s",
-                 life == NULL ? "nobody has" : "had lost its client for longer than the grace");
-    if (!resumed && must_be_resumed(sim, life))
-        sim_fail(sim, "a session was not resumed within its grace");
-    if (answer->of.hello.grace_ms != sim->plan.core.session_grace_us / US_PER_MS)
-        sim_fail(sim, "HelloOk says a grace of %u ms", answer->of.hello.grace_ms);
-    if (resumed && memcmp(answer->of.hello.session_id, life->id, SESSION_ID_BYTES) != 0)
-        sim_fail(sim, "a session was resumed under another id");
-    client->open = true;
-    client->resumed = resumed;
-    if (resumed) {
-        follow(sim, client, asked, life->connection);
-    } else {
-        life = sim_alloc(sim, sizeof *life);
-        memcpy(life->id, answer->of.hello.session_id, SESSION_ID_BYTES);
-        list_push_back(&sim->clients.lives, &life->node);
-    }
-    client->life = life;
-    life->connection = client->connection;
-    life->session = client->session;
-    life->away = false;
-}
+/* ---- Heartbeat, CancelRequest ---- */
 
 static void beat(struct sim *sim, struct client *client)
 {
     size_t count = client->held_count < 20 ? client->held_count : 20;
-    struct asked *asked = ask(sim, client, REQUEST_HEARTBEAT);
-    struct request *request = new_request(REQUEST_HEARTBEAT, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_HEARTBEAT);
+    struct request *request = client_new_request(REQUEST_HEARTBEAT, asked->id);
     struct held_receipt *items = request_alloc(request, (count + 1) * sizeof *items);
 
     asked->items = sim_alloc(sim, (count + 1) * sizeof *asked->items);
     for (size_t i = 0; i < count; i++)
         asked->items[asked->count++].attempt = client->held[i];
-    if (sim->clients.past_count > 0 && trouble(sim, sim->plan.rude))
+    if (sim->clients.past_count > 0 && clients_trouble(sim, sim->plan.rude))
         asked->items[asked->count++].attempt =
             sim->clients.past[dice_below(&sim->dice, sim->clients.past_count)];
     for (size_t i = 0; i < asked->count; i++)
-        name_receipt(request, &items[i], &asked->items[i].attempt->receipt);
+        client_name_receipt(request, &items[i], &asked->items[i].attempt->receipt);
     request->in.heartbeat.items = items;
     request->in.heartbeat.count = asked->count;
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 /* A Claim that waits; or any other id. */
 static void cancel(struct sim *sim, struct client *client)
 {
-    struct asked *asked = ask(sim, client, REQUEST_CANCEL);
-    struct request *request = new_request(REQUEST_CANCEL, asked->id);
+    struct asked *asked = client_ask(sim, client, REQUEST_CANCEL);
+    struct request *request = client_new_request(REQUEST_CANCEL, asked->id);
     struct asked *claim = NULL;
 
     asked->cancel_id = dice_below(&sim->dice, client->next_id + 2);
@@ -788,7 +573,7 @@ static void cancel(struct sim *sim, struct client *client)
         asked->cancels = true;
     }
     request->in.cancel_id = asked->cancel_id;
-    send_request(sim, client, asked, request);
+    client_send(sim, client, asked, request);
 }
 
 /* ---- misbehaving ---- */
@@ -806,7 +591,7 @@ static void send_garbage(struct sim *sim, struct client *client)
         session_refuse(&sim->core.sessions, client->session, 0, &err);
         return;
     }
-    struct asked *asked = ask(sim, client, REQUEST_PING);
+    struct asked *asked = client_ask(sim, client, REQUEST_PING);
     asked->id = ++client->next_id;
     asked->misplaced = true;
     list_push_back(&client->asked, &asked->node);
@@ -886,7 +671,7 @@ static void work(struct sim *sim, struct client *client)
 static void sweep(struct sim *sim, struct client *client)
 {
     if (!client->open)
-        hello(sim, client);
+        client_hello(sim, client);
     else if (client->held_count > 0)
         finish(sim, client, REQUEST_FINISH,
                client->held_count < ITEMS_PER_FINISH_MAX ? client->held_count
@@ -912,7 +697,7 @@ static void act(struct sim *sim, size_t place)
     client->act_us = think(sim);
     if (client->closed || !client->reading || client->leaving)
         client->act_us += IDLE_PAUSE_US;
-    if (client->closed && trouble(sim, sim->plan.rude))
+    if (client->closed && clients_trouble(sim, sim->plan.rude))
         send_plain(sim, client, REQUEST_PING); /* it was on its way: nobody answers */
     if (client->closed || !client->reading)
         return;
@@ -930,7 +715,7 @@ static void act(struct sim *sim, size_t place)
     } else if (dice_permille(&sim->dice, plan->rude / 2)) {
         be_rude(sim, client);
     } else if (!client->greeted) {
-        hello(sim, client);
+        client_hello(sim, client);
     } else if (dice_permille(&sim->dice, plan->stalls)) {
         stall(sim, client);
     } else if (dice_permille(&sim->dice, plan->flooding)) {
@@ -993,7 +778,7 @@ void clients_step(struct sim *sim)
 {
     for (size_t i = 0; i < CLIENTS_MAX; i++)
         step_place(sim, i);
-    forget_lives(sim);
+    lives_forget(sim);
 }
 
 uint64_t clients_next_us(const struct sim *sim)
@@ -1162,7 +947,7 @@ void clients_close(struct sim *sim, handle connection)
     sim_trace(sim, "c%llu  is closed", (unsigned long long)connection);
     client->closed = true;
     client->gone_us = sim->now_us + dice_below(&sim->dice, LINGER_US_MAX);
-    lose_connection(sim, client);
+    lives_lose_connection(sim, client);
 }
 
 /* ---- the object ---- */

@@ -140,12 +140,6 @@ uint64_t clients_written(struct sim *sim, handle connection);
 void clients_set_reading(struct sim *sim, handle connection, bool reading);
 void clients_close(struct sim *sim, handle connection);
 
-/* HelloOk. */
-void client_opened(struct sim *sim, struct client *client, const struct asked *asked,
-                   const struct answer *answer);
-
-struct life *life_of_session(const struct sim *sim, handle session);
-
 void client_hold(struct client *client, struct stored_attempt *attempt);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/mem.h"
+#include "lives.h"
 #include "sim.h"
 
 void ledger_free(struct ledger *ledger)
