@@ -31,6 +31,11 @@ static int run(struct command *command)
 {
     const char *values[] = {command->arguments[0]};
 
+    if (!is_job_id(command->arguments[0])) {
+        command_complain(command, "\"%.40s\" is not a job id: a number from 1 to %lld",
+                         command->arguments[0], (long long)JOB_ID_MAX);
+        return CMD_MISUSED;
+    }
     if (!command_connect(command))
         return CMD_FAILED;
     PGresult *rows = command_call(command, "get_job($1)", 1, values);
@@ -53,17 +58,5 @@ static int run(struct command *command)
 
 int cmd_job_get(int argc, char **argv)
 {
-    struct command command;
-    int exit_code = CMD_DONE;
-
-    if (!command_parse(&command, &setup, argc, argv, &exit_code))
-        return exit_code;
-    if (!is_job_id(command.arguments[0])) {
-        command_complain(&command, "\"%.40s\" is not a job id: a number from 1 to %lld",
-                         command.arguments[0], (long long)JOB_ID_MAX);
-        return CMD_MISUSED;
-    }
-    exit_code = run(&command);
-    command_end(&command);
-    return exit_code;
+    return command_run(&setup, run, argc, argv);
 }

@@ -54,12 +54,5 @@ static int run(struct command *command)
 
 int cmd_status(int argc, char **argv)
 {
-    struct command command;
-    int exit_code = CMD_DONE;
-
-    if (!command_parse(&command, &setup, argc, argv, &exit_code))
-        return exit_code;
-    exit_code = run(&command);
-    command_end(&command);
-    return exit_code;
+    return command_run(&setup, run, argc, argv);
 }

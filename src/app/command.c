@@ -102,8 +102,8 @@ static bool has_its_arguments(const struct command *command)
     return false;
 }
 
-bool command_parse(struct command *command, const struct command_setup *setup, int argc,
-                   char **argv, int *status)
+static bool parse(struct command *command, const struct command_setup *setup, int argc, char **argv,
+                  int *status)
 {
     bool help = false;
     const char *schema = environment("AWA_SCHEMA");
@@ -168,16 +168,12 @@ static bool limit_session(struct command *command)
 
 static bool judge_schema(struct command *command, const PGresult *catalogue, const PGresult *ledger)
 {
-    bool exists = false;
-    int version = 0;
     struct err err;
-    enum code code = schema_judge(command->schema, catalogue, ledger, &exists, &version, &err);
 
-    if (code == CODE_OK)
-        code = schema_require_current(command->schema, exists, version, &err);
-    if (code != CODE_OK)
-        command_complain(command, "%s", err.message);
-    return code == CODE_OK;
+    if (schema_require_current(command->schema, catalogue, ledger, &err) == CODE_OK)
+        return true;
+    command_complain(command, "%s", err.message);
+    return false;
 }
 
 static bool check_schema(struct command *command)
@@ -234,7 +230,15 @@ PGresult *command_call(struct command *command, const char *call, int count,
     return ask(command, sql, count, values);
 }
 
-void command_end(struct command *command)
+int command_run(const struct command_setup *setup, int (*run)(struct command *command), int argc,
+                char **argv)
 {
-    PQfinish(command->connection);
+    struct command command;
+    int exit_code = CMD_DONE;
+
+    if (!parse(&command, setup, argc, argv, &exit_code))
+        return exit_code;
+    exit_code = run(&command);
+    PQfinish(command.connection);
+    return exit_code;
 }

@@ -29,9 +29,10 @@ struct command {
     PGconn *connection;
 };
 
-/* Reads the command line. False: the command is over, with *status. */
-bool command_parse(struct command *command, const struct command_setup *setup, int argc,
-                   char **argv, int *status);
+/* A whole subcommand: reads the command line, calls run, which connects, and disconnects. Returns
+ * the exit code. */
+int command_run(const struct command_setup *setup, int (*run)(struct command *command), int argc,
+                char **argv);
 
 /* Connects, and refuses a schema that this binary does not fit. False after a complaint. */
 bool command_connect(struct command *command);
@@ -43,7 +44,5 @@ PGresult *command_call(struct command *command, const char *call, int count,
 /* Says on stderr what is wrong, in the command's name. */
 void command_complain(const struct command *command, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-
-void command_end(struct command *command);
 
 #endif

@@ -107,26 +107,6 @@ static void on_ticket_done(struct pipe_call *pipe_call, const struct pipe_result
     arena_reset(&database->reply_arena);
 }
 
-static struct pool *pool_of(const struct database *database, enum db_op op)
-{
-    switch (op) {
-    case DB_ANNOUNCE:
-    case DB_MEMBERSHIP:
-    case DB_MAINTENANCE: return database->control;
-    case DB_RESERVE_IDS:
-    case DB_ENQUEUE:
-    case DB_ENQUEUE_ONCE:
-    case DB_JOBS_EXIST:
-    case DB_CLAIM:
-    case DB_CLAIM_RESULT:
-    case DB_BACKEND_GONE:
-    case DB_COMPLETE:
-    case DB_FINISH:
-    case DB_COUNTS: break;
-    }
-    return database->data;
-}
-
 void database_submit(struct database *database, struct db_call *call)
 {
     struct list_node *spare = list_pop_front(&database->spare);
@@ -140,7 +120,10 @@ void database_submit(struct database *database, struct db_call *call)
     ticket->call.done = on_ticket_done;
     ticket->call.suits = call->op == DB_ENQUEUE || call->op == DB_ENQUEUE_ONCE ? suits : NULL;
     ticket->call.deadline_ms = deadline_ms(call->op);
-    pool_submit(pool_of(database, call->op), &ticket->call);
+    switch (statement_role(ticket->call.statement)) {
+    case ROLE_DATA: pool_submit(database->data, &ticket->call); return;
+    case ROLE_CONTROL: pool_submit(database->control, &ticket->call); return;
+    }
 }
 
 unsigned database_idle(const struct database *database)

@@ -149,8 +149,7 @@ static enum settled settle(struct flush *base, size_t at, const struct db_reply 
         tell_queues(flush); /* while the first item's request still keeps the queue names alive */
     if (failed != NULL) {
         struct err err;
-        err_set(&err, CODE_INVALID_ARGUMENT, "%s", failed->message);
-        err_set_sqlstate(&err, failed->sqlstate);
+        layout_refusal(failed, &err);
         store_failure(item, &err);
         return SETTLED;
     }

@@ -79,8 +79,7 @@ static void take_stored(struct keyed_work *work, const struct db_reply *reply)
         work->results[work->places[i]].job_id = work->layout.ids[i];
     for (size_t i = 0; i < reply->rows.enqueue.count; i++) {
         const struct db_failed_item *failed = &reply->rows.enqueue.failed[i];
-        err_set(&err, CODE_INVALID_ARGUMENT, "%s", failed->message);
-        err_set_sqlstate(&err, failed->sqlstate);
+        layout_refusal(failed, &err);
         work->results[work->places[failed->item]].job_id = 0;
         set_error(work, failed->item, &err);
     }

@@ -39,6 +39,12 @@ void layout_queues(struct layout *layout)
     }
 }
 
+void layout_refusal(const struct db_failed_item *failed, struct err *err)
+{
+    err_set(err, CODE_INVALID_ARGUMENT, "%s", failed->message);
+    err_set_sqlstate(err, failed->sqlstate);
+}
+
 struct db_enqueue layout_args(const struct layout *layout, const struct ids *ids, struct bytes key)
 {
     return (struct db_enqueue){.queues = layout->queues,

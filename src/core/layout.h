@@ -23,6 +23,9 @@ size_t layout_take_ids(struct layout *layout, struct ids *ids);
 
 void layout_queues(struct layout *layout);
 
+/* Why the storage refused a job, as its client is told. */
+void layout_refusal(const struct db_failed_item *failed, struct err *err);
+
 /* The arguments of the call. key: data NULL for none. */
 struct db_enqueue layout_args(const struct layout *layout, const struct ids *ids, struct bytes key);
 

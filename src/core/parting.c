@@ -77,15 +77,21 @@ void parting_end_away(struct session *session, enum job_outcome as)
     parting_free(session);
 }
 
+/* Without attempts there is nothing to come back for. */
+static void lose_or_free(struct session *session)
+{
+    parting_lose_connection(session);
+    if (session->attempts.count == 0)
+        parting_free(session);
+}
+
 static void close_session(struct session *session)
 {
     const struct env *env = session->sessions->env;
     handle connection = session->connection;
 
     if (session->state == SESSION_OPEN) {
-        parting_lose_connection(session);
-        if (session->attempts.count == 0)
-            parting_free(session);
+        lose_or_free(session);
     } else {
         session_set_state(session, SESSION_CLOSED);
         timer_stop(session->sessions->timers, &session->patience);
@@ -123,9 +129,7 @@ void session_vanished(struct sessions *sessions, handle who)
     if (session == NULL || session->state == SESSION_AWAY)
         return;
     if (session->state == SESSION_OPEN) {
-        parting_lose_connection(session);
-        if (session->attempts.count == 0)
-            parting_free(session);
+        lose_or_free(session);
         return;
     }
     if (session->state != SESSION_CLOSED)

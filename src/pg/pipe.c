@@ -222,18 +222,13 @@ static bool is_idle_transaction(PGTransactionStatusType status)
 /* The catalogue and, if there is one, the ledger have been read. */
 static void end_checking(struct pipe *pipe)
 {
-    const char *schema = pipe->with.schema;
-    bool exists = false;
-    int version = 0;
     struct err err;
 
     if (pipe->catalogue == NULL || (pipe->rows == NULL && schema_has_ledger(pipe->catalogue))) {
         pipe_break(pipe, &pipe->err);
         return;
     }
-    enum code code = schema_judge(schema, pipe->catalogue, pipe->rows, &exists, &version, &err);
-    if (code == CODE_OK)
-        code = schema_require_current(schema, exists, version, &err);
+    enum code code = schema_require_current(pipe->with.schema, pipe->catalogue, pipe->rows, &err);
     clear_segment(pipe);
     if (code == CODE_OK)
         start_preparing(pipe);

@@ -88,10 +88,16 @@ enum code schema_judge(const char *schema, const PGresult *catalogue, const PGre
     return CODE_OK;
 }
 
-enum code schema_require_current(const char *schema, bool exists, int version, struct err *err)
+enum code schema_require_current(const char *schema, const PGresult *catalogue,
+                                 const PGresult *ledger, struct err *err)
 {
     int known = schema_known_version();
+    bool exists = false;
+    int version = 0;
+    enum code code = schema_judge(schema, catalogue, ledger, &exists, &version, err);
 
+    if (code != CODE_OK)
+        return code;
     if (!exists)
         return err_set(err, CODE_FAILED_PRECONDITION,
                        "schema %s does not exist; run awa-proxy migrate", schema);

@@ -29,9 +29,9 @@ bool schema_has_ledger(const PGresult *catalogue);
 enum code schema_judge(const char *schema, const PGresult *catalogue, const PGresult *ledger,
                        bool *exists, int *version, struct err *err) MUST_CHECK;
 
-/* Refuses what this binary can not work with, and says what to run. */
-enum code schema_require_current(const char *schema, bool exists, int version,
-                                 struct err *err) MUST_CHECK;
+/* The same, and refuses what this binary can not work with, too; says what to run. */
+enum code schema_require_current(const char *schema, const PGresult *catalogue,
+                                 const PGresult *ledger, struct err *err) MUST_CHECK;
 
 int schema_known_version(void);
 

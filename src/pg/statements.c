@@ -50,6 +50,11 @@ const char *statement_name(enum statement_id id)
     return statements[id].name;
 }
 
+enum statement_role statement_role(enum statement_id id)
+{
+    return statements[id].role;
+}
+
 static int type_count(const struct statement *statement)
 {
     int count = 0;
@@ -58,59 +63,65 @@ static int type_count(const struct statement *statement)
     return count;
 }
 
+/* Owned by the caller. */
+static char *call_text(const char *select, const char *quoted_schema, const char *call)
+{
+    size_t size = strlen(select) + strlen(quoted_schema) + strlen(call) + sizeof " .";
+    char *text = mem_alloc(size);
+
+    snprintf(text, size, "%s %s.%s", select, quoted_schema, call);
+    return text;
+}
+
 static bool send_prepare(PGconn *connection, const struct statement *statement,
                          const char *quoted_schema)
 {
-    size_t size =
-        strlen(statement->select) + strlen(quoted_schema) + strlen(statement->call) + sizeof " .";
-    char *text = mem_alloc(size);
-
-    snprintf(text, size, "%s %s.%s", statement->select, quoted_schema, statement->call);
+    char *text = call_text(statement->select, quoted_schema, statement->call);
     int sent =
         PQsendPrepare(connection, statement->name, text, type_count(statement), statement->types);
     mem_free(text);
     return sent == 1;
 }
 
+static bool send_once(PGconn *connection, const char *text)
+{
+    return PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1) == 1;
+}
+
+static bool send_call(PGconn *connection, const char *select, const char *quoted_schema,
+                      const char *call)
+{
+    char *text = call_text(select, quoted_schema, call);
+    bool sent = send_once(connection, text);
+
+    mem_free(text);
+    return sent;
+}
+
 /* In the storage's own words: only it knows the channel. */
 static bool send_listen(PGconn *connection, const char *quoted_schema)
 {
-    const char select[] = "SELECT ";
-    const char call[] = ".listen()";
-    size_t size = sizeof select + strlen(quoted_schema) + sizeof call;
-    char *text = mem_alloc(size);
-
-    snprintf(text, size, "%s%s%s", select, quoted_schema, call);
-    int sent = PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1);
-    mem_free(text);
-    return sent == 1;
+    return send_call(connection, "SELECT", quoted_schema, "listen()");
 }
 
 /* The server's own word, since a pooler in between gives libpq another pid. */
 static bool send_identity(PGconn *connection, const char *quoted_schema)
 {
-    static const char select[] = "SELECT pid, started, server_started, timeline FROM ";
-    static const char function[] = ".backend_identity()";
-    size_t size = sizeof select + strlen(quoted_schema) + sizeof function;
-    char *text = mem_alloc(size);
-
-    snprintf(text, size, "%s%s%s", select, quoted_schema, function);
-    int sent = PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1);
-    mem_free(text);
-    return sent == 1;
+    return send_call(connection, "SELECT pid, started, server_started, timeline FROM",
+                     quoted_schema, "backend_identity()");
 }
 
 /* A pooler in between may hand on a session in which our names are taken, by whatever text. */
 static bool send_deallocate(PGconn *connection)
 {
-    return PQsendQueryParams(connection, "DEALLOCATE ALL", 0, NULL, NULL, NULL, NULL, 1) == 1;
+    return send_once(connection, "DEALLOCATE ALL");
 }
 
 bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
 {
     char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
-    bool sent = quoted != NULL && send_deallocate(connection) &&
-                PQsendQueryParams(connection, settings[role], 0, NULL, NULL, NULL, NULL, 1) == 1;
+    bool sent =
+        quoted != NULL && send_deallocate(connection) && send_once(connection, settings[role]);
 
     for (size_t i = 0; sent && i < STATEMENT_COUNT; i++)
         if (statements[i].role == role)

@@ -22,6 +22,9 @@ enum statement_id {
 
 const char *statement_name(enum statement_id id);
 
+/* On which connections it is prepared. */
+enum statement_role statement_role(enum statement_id id);
+
 /* Queues the end of what was prepared before, the session settings, every statement of the role,
  * for a control connection that it listens, and last the question who we are talking to, whose
  * answer is backend_identity()'s (no Sync). False: libpq refused. */
