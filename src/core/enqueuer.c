@@ -249,6 +249,7 @@ void enqueuer_init(struct enqueuer *enqueuer, const struct enqueuer_setup *setup
 void enqueuer_configure(struct enqueuer *enqueuer, size_t items_max, uint64_t flush_us)
 {
     batcher_configure(&enqueuer->batcher, items_max, flush_us);
+    batcher_configure(&enqueuer->keyed.batcher, enqueuer->keyed.batcher.items_max, flush_us);
 }
 
 void enqueuer_free(struct enqueuer *enqueuer)

@@ -72,12 +72,34 @@ static void the_next_flush_has_the_new_size(void **state)
     world_end(world);
 }
 
+static void requests_with_a_key_wait_as_told(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    enqueue_keyed(world, session, 10, 1, "one");
+    turn(world);
+    reply_ids(world, 1000, 10000);
+    turn(world);
+    world->idle = 4;
+    core_configure(&world->core, &other);
+    enqueue_keyed(world, session, 11, 1, "two");
+    turn(world);
+    wait_us(world, 6999);
+    assert_int_equal(calls_of(world, DB_ENQUEUE_ONCE), 1);
+    wait_us(world, 1);
+    assert_int_equal(calls_of(world, DB_ENQUEUE_ONCE), 2);
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_group_that_rests_asks_at_once_and_polls_as_told),
         cmocka_unit_test(a_call_in_flight_is_not_disturbed),
         cmocka_unit_test(the_next_flush_has_the_new_size),
+        cmocka_unit_test(requests_with_a_key_wait_as_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
