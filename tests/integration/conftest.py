@@ -17,11 +17,23 @@ def migrated(cluster, awa_proxy):
 
 
 @pytest.fixture
-def own_database(cluster, migrated, database_numbers):
-    name = f"serve_{next(database_numbers)}"
-    cluster.execute(f"CREATE DATABASE {name} OWNER awa_owner TEMPLATE {migrated}")
-    yield cluster.url(name)
-    cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def new_database(cluster, migrated, database_numbers):
+    """Makes databases of the test's own."""
+    names = []
+
+    def make():
+        names.append(f"serve_{next(database_numbers)}")
+        cluster.execute(f"CREATE DATABASE {names[-1]} OWNER awa_owner TEMPLATE {migrated}")
+        return cluster.url(names[-1])
+
+    yield make
+    for name in names:
+        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def own_database(new_database):
+    return new_database()
 
 
 @pytest.fixture

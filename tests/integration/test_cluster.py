@@ -27,36 +27,6 @@ LEADER = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND
 LOG_TIME = re.compile(r"pool=(\w+) pid=(\d+)")
 
 
-@pytest.fixture(scope="module")
-def migrated(cluster, awa_proxy):
-    """The name of a migrated database to copy."""
-    cluster.execute("CREATE DATABASE cluster_template OWNER awa_owner")
-    subprocess.run([awa_proxy, "migrate", "--database", cluster.url("cluster_template")], check=True,
-                   stdout=subprocess.DEVNULL, timeout=60)
-    yield "cluster_template"
-    cluster.execute("DROP DATABASE cluster_template")
-
-
-@pytest.fixture
-def new_database(cluster, migrated, database_numbers):
-    """Makes databases of the test's own."""
-    names = []
-
-    def make():
-        names.append(f"cluster_{next(database_numbers)}")
-        cluster.execute(f"CREATE DATABASE {names[-1]} OWNER awa_owner TEMPLATE {migrated}")
-        return cluster.url(names[-1])
-
-    yield make
-    for name in names:
-        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-@pytest.fixture
-def own_database(new_database):
-    return new_database()
-
-
 @pytest.fixture
 def start(awa_proxy, own_database, tmp_path):
     """Starts one more proxy on the test's own database, or another; in the end all are killed."""

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 
@@ -21,15 +20,6 @@ CLAIM_STALL_BOUND_S = 15    # a silent one: given up after 10 s
 STALL_BOUND_S = 25          # any other call: after 15 s
 REQUEST_BOUND_S = 32        # an own deadline of 30 s
 OPTIONS = ("--drain-timeout-ms", "2000", "--pool-size", "3")
-
-
-@pytest.fixture(scope="module")
-def migrated(cluster, awa_proxy):
-    cluster.execute("CREATE DATABASE outcome_template OWNER awa_owner")
-    subprocess.run([awa_proxy, "migrate", "--database", cluster.url("outcome_template")], check=True,
-                   stdout=subprocess.DEVNULL, timeout=60)
-    yield "outcome_template"
-    cluster.execute("DROP DATABASE outcome_template")
 
 
 class World:
