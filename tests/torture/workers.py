@@ -5,7 +5,9 @@ repeats the plan; when things happen is up to the machine. A worker runs until i
 and returns its records; model.py judges them. Backends are killed under the workers: a
 transaction whose COMMIT was not answered is looked up once its backend is gone.
 """
+import contextlib
 import json
+import queue as queues
 import random
 import time
 
@@ -338,8 +340,9 @@ class Consumer(Worker):
     def take(self, receipts):
         for receipt in receipts:
             self.held.append(receipt)
-            if self.rng.random() < 0.1 and self.shared["race"].qsize() < 2000:
-                self.shared["race"].put(receipt)
+            if self.rng.random() < 0.1:
+                with contextlib.suppress(queues.Full):
+                    self.shared["race"].put_nowait(receipt)
 
     def adopt(self, nonce):
         """After a lost answer: what the claim took, if it committed. Its order is not known."""
@@ -434,7 +437,7 @@ class Racer(Consumer):
         while not self.shared["race"].empty() and len(self.held) < 200:
             try:
                 self.held.append(self.shared["race"].get(timeout=0.01))
-            except Exception:  # pylint: disable=broad-except  (queue.Empty of another module)
+            except queues.Empty:
                 break
         if self.held and self.rng.random() < 0.05:
             slot, batch, nonce, index, job, lease = self.held[0]
