@@ -234,6 +234,16 @@ static enum code refuse_argument(const char *what, const char *arg, size_t len, 
                    what);
 }
 
+static enum code refuse_option(const char *arg, size_t len, struct err *err)
+{
+    const struct conf_row *meant = conf_nearest(arg + 2, len - 2, false);
+
+    if (meant == NULL || !conf_is_word(arg, len))
+        return refuse_argument("unknown option", arg, len, err);
+    return err_set(err, CODE_INVALID_ARGUMENT, "unknown option \"%.*s\"; did you mean --%s?",
+                   (int)len, arg, meant->flag);
+}
+
 /* Reads "--flag value", "--flag=value" or, for a switch, "--flag" at argv[*at] and moves *at to the
  * last element used. */
 static enum code load_flag(struct conf *conf, int argc, char **argv, int *at, struct err *err)
@@ -248,7 +258,7 @@ static enum code load_flag(struct conf *conf, int argc, char **argv, int *at, st
         return refuse_argument("unexpected argument", arg, strlen(arg), err);
     const struct conf_row *row = row_of_flag(arg + 2, len - 2);
     if (row == NULL)
-        return refuse_argument("unknown option", arg, len, err);
+        return refuse_option(arg, len, err);
     const char *value = equals != NULL ? equals + 1 : NULL;
     if (value == NULL && row->kind == CONF_KIND_SWITCH)
         value = "yes";
@@ -334,11 +344,16 @@ const char *conf_value(const struct conf *conf, enum conf_id id, char out[CONF_V
 const char *conf_origin(const struct conf *conf, enum conf_id id, char out[CONF_VALUE_BYTES])
 {
     const struct conf_row *row = &conf_rows[id];
+    const struct conf_origin *origin = &conf->origins[id];
 
-    switch (conf->origins[id].source) {
+    switch (origin->source) {
     case CONF_DEFAULT: return "default";
     case CONF_FILE:
-        snprintf(out, CONF_VALUE_BYTES, "%s, line %u", conf->config, conf->origins[id].line);
+        if (origin->inner != 0)
+            snprintf(out, CONF_VALUE_BYTES, "%s, line %u: included, line %u", conf->config,
+                     origin->line, origin->inner);
+        else
+            snprintf(out, CONF_VALUE_BYTES, "%s, line %u", conf->config, origin->line);
         return out;
     case CONF_ENVIRONMENT: return row->environment;
     case CONF_FLAG: snprintf(out, CONF_VALUE_BYTES, "--%s", row->flag); return out;

@@ -34,7 +34,8 @@ enum conf_source { CONF_DEFAULT, CONF_FILE, CONF_ENVIRONMENT, CONF_FLAG };
 
 struct conf_origin {
     enum conf_source source;
-    unsigned line; /* of the file */
+    unsigned line;  /* of the file */
+    unsigned inner; /* of the file that this line includes; 0: it includes none */
 };
 
 struct conf {

@@ -1,17 +1,31 @@
-/* conf_file: the configuration file: lines of `name = value`.
+/* conf_file: the configuration file: lines of `name = value`, and of `include = path`.
  *
  * A line that begins with # is a comment, and so is the rest of a line from a # behind a blank.
- * Nothing is quoted and nothing continues on the next line. Each setting stands at most once.
- * A line that is not understood is not shown: it may hold a password.
+ * Nothing is quoted and nothing continues on the next line. Each setting stands at most once, in
+ * the file and all it includes together. What is included (a secret that is kept elsewhere, say)
+ * stands where its line stands, is looked for beside the file that names it, and includes nothing
+ * itself. A line that is not understood is not shown: it may hold a password.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/conf_table.h"
 #include "base/mem.h"
 
-enum { FILE_BYTES_MAX = 64 * 1024, PATH_SHOWN_BYTES = 100 };
+enum { FILE_BYTES_MAX = 64 * 1024, PATH_BYTES_MAX = 1000, PATH_SHOWN_BYTES = 100 };
+
+/* The file that is being read, and the line of the file that includes it. */
+struct source {
+    struct conf *conf;
+    const char *path;
+    unsigned including; /* 0: it is not included */
+};
+
+static enum code read_source(const struct source *source, struct err *err);
 
 static bool is_blank(char c)
 {
@@ -47,25 +61,71 @@ static const struct conf_row *row_of_name(const char *name)
     return NULL;
 }
 
-static enum code set_line(struct conf *conf, const char *at, unsigned line, const char *name,
-                          const char *value, struct err *err)
+static struct conf_origin origin_of(const struct source *source, unsigned line)
+{
+    if (source->including == 0)
+        return (struct conf_origin){.source = CONF_FILE, .line = line};
+    return (struct conf_origin){.source = CONF_FILE, .line = source->including, .inner = line};
+}
+
+static enum code refuse_name(const char *at, const char *name, struct err *err)
+{
+    const struct conf_row *meant = conf_nearest(name, strlen(name), true);
+
+    if (!conf_is_word(name, strlen(name)))
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: what stands before = is not a name", at);
+    if (meant == NULL)
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: there is no setting \"%.40s\"", at, name);
+    return err_set(err, CODE_INVALID_ARGUMENT,
+                   "%s: there is no setting \"%.40s\"; did you mean %s?", at, name, meant->name);
+}
+
+static enum code refuse_second(const char *at, const struct conf_row *row,
+                               const struct conf_origin *before, struct err *err)
+{
+    char inner[64] = "";
+
+    if (before->inner != 0)
+        snprintf(inner, sizeof inner, " (line %u of what it includes)", before->inner);
+    return err_set(err, CODE_INVALID_ARGUMENT, "%s: %s was set in line %u%s already", at, row->name,
+                   before->line, inner);
+}
+
+static enum code set_line(const struct source *source, const char *at, unsigned line,
+                          const char *name, const char *value, struct err *err)
 {
     const struct conf_row *row = row_of_name(name);
     char where[PATH_SHOWN_BYTES + 100];
 
-    if (row == NULL && conf_is_word(name, strlen(name)))
-        return err_set(err, CODE_INVALID_ARGUMENT, "%s: there is no setting \"%.40s\"", at, name);
     if (row == NULL)
-        return err_set(err, CODE_INVALID_ARGUMENT, "%s: what stands before = is not a name", at);
-    const struct conf_origin *before = &conf->origins[row - conf_rows];
+        return refuse_name(at, name, err);
+    const struct conf_origin *before = &source->conf->origins[row - conf_rows];
     if (before->source == CONF_FILE)
-        return err_set(err, CODE_INVALID_ARGUMENT, "%s: %s was set in line %u already", at, name,
-                       before->line);
+        return refuse_second(at, row, before, err);
     snprintf(where, sizeof where, "%s: %s", at, name);
-    return conf_set(conf, row, (struct conf_origin){CONF_FILE, line}, where, value, err);
+    return conf_set(source->conf, row, origin_of(source, line), where, value, err);
 }
 
-static enum code read_line(struct conf *conf, const char *path, unsigned number, char *line,
+static enum code include(const struct source *source, const char *at, unsigned line,
+                         const char *value, struct err *err)
+{
+    const char *slash = value[0] == '/' ? NULL : strrchr(source->path, '/');
+    int folder_len = slash != NULL ? (int)(slash + 1 - source->path) : 0;
+    char path[PATH_BYTES_MAX + 1];
+
+    if (source->including != 0)
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: an included file can not include others",
+                       at);
+    if (*value == '\0')
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: include needs a path", at);
+    int len = snprintf(path, sizeof path, "%.*s%s", folder_len, source->path, value);
+    if (len > PATH_BYTES_MAX)
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: the path is longer than %d bytes", at,
+                       PATH_BYTES_MAX);
+    return read_source(&(struct source){source->conf, path, line}, err);
+}
+
+static enum code read_line(const struct source *source, unsigned number, char *line,
                            struct err *err)
 {
     char at[PATH_SHOWN_BYTES + 32];
@@ -74,15 +134,19 @@ static enum code read_line(struct conf *conf, const char *path, unsigned number,
     line = trim(line);
     if (*line == '\0')
         return CODE_OK;
-    snprintf(at, sizeof at, "%.*s, line %u", PATH_SHOWN_BYTES, path, number);
+    snprintf(at, sizeof at, "%.*s, line %u", PATH_SHOWN_BYTES, source->path, number);
     char *equals = strchr(line, '=');
     if (equals == NULL)
         return err_set(err, CODE_INVALID_ARGUMENT, "%s: not of the form name = value", at);
     *equals = '\0';
-    return set_line(conf, at, number, trim(line), trim(equals + 1), err);
+    const char *name = trim(line);
+    const char *value = trim(equals + 1);
+    if (strcmp(name, "include") == 0)
+        return include(source, at, number, value, err);
+    return set_line(source, at, number, name, value, err);
 }
 
-static enum code read_lines(struct conf *conf, const char *path, char *text, struct err *err)
+static enum code read_lines(const struct source *source, char *text, struct err *err)
 {
     enum code code = CODE_OK;
 
@@ -90,20 +154,38 @@ static enum code read_lines(struct conf *conf, const char *path, char *text, str
         char *end = strchr(text, '\n');
         if (end != NULL)
             *end++ = '\0';
-        code = read_line(conf, path, number, text, err);
+        code = read_line(source, number, text, err);
         text = end;
     }
     return code;
 }
 
+/* A file that can not make us wait: SIGHUP reads it in the middle of our work. */
+static FILE *open_regular(const char *path, struct err *err)
+{
+    struct stat stat;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+    if (fd < 0) {
+        err_set(err, CODE_NOT_FOUND, "cannot read %.*s: %s", PATH_SHOWN_BYTES, path,
+                strerror(errno));
+        return NULL;
+    }
+    if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode)) {
+        err_set(err, CODE_NOT_FOUND, "cannot read %.*s: it is not a file", PATH_SHOWN_BYTES, path);
+        close(fd);
+        return NULL;
+    }
+    return fdopen(fd, "r");
+}
+
 /* The whole file in memory of its own, a NUL behind it. */
 static enum code slurp(const char *path, char **text, struct err *err)
 {
-    FILE *file = fopen(path, "re");
+    FILE *file = open_regular(path, err);
 
     if (file == NULL)
-        return err_set(err, CODE_NOT_FOUND, "cannot read %.*s: %s", PATH_SHOWN_BYTES, path,
-                       strerror(errno));
+        return CODE_NOT_FOUND;
     *text = mem_zalloc(FILE_BYTES_MAX + 2);
     size_t len = fread(*text, 1, FILE_BYTES_MAX + 1, file);
     int failed = ferror(file) ? errno : 0;
@@ -120,13 +202,18 @@ static enum code slurp(const char *path, char **text, struct err *err)
     return CODE_OK;
 }
 
-enum code conf_read_file(struct conf *conf, const char *path, struct err *err)
+static enum code read_source(const struct source *source, struct err *err)
 {
     char *text = NULL;
-    enum code code = slurp(path, &text, err);
+    enum code code = slurp(source->path, &text, err);
 
     if (code == CODE_OK)
-        code = read_lines(conf, path, text, err);
+        code = read_lines(source, text, err);
     mem_free(text);
     return code;
+}
+
+enum code conf_read_file(struct conf *conf, const char *path, struct err *err)
+{
+    return read_source(&(struct source){conf, path, 0}, err);
 }

@@ -1,5 +1,5 @@
 /* conf_table: the rows of conf.def as data, for the files that make up conf (conf.c, conf_file.c,
- * conf_help.c). Nobody else includes this. */
+ * conf_nearest.c, conf_help.c). Nobody else includes this. */
 #ifndef BASE_CONF_TABLE_H
 #define BASE_CONF_TABLE_H
 
@@ -37,6 +37,9 @@ enum code conf_set(struct conf *conf, const struct conf_row *row, struct conf_or
 
 /* Reads the file into conf. (conf_file.c) */
 enum code conf_read_file(struct conf *conf, const char *path, struct err *err) MUST_CHECK;
+
+/* The setting whose name, or whose flag, is nearly this one; NULL when none is. (conf_nearest.c) */
+const struct conf_row *conf_nearest(const char *name, size_t len, bool in_file);
 
 /* The choice with this number; *len is its length. */
 const char *conf_choice(const struct conf_row *row, uint32_t number, size_t *len);

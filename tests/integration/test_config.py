@@ -62,7 +62,7 @@ def test_flag_beats_environment_for_the_file_too(check, file, tmp_path):
 # ---- what is refused
 
 @pytest.mark.parametrize("text, words", [
-    ("pool_sise = 4", 'line 1: there is no setting "pool_sise"'),
+    ("pool_sise = 4", 'line 1: there is no setting "pool_sise"; did you mean pool_size?'),
     ("\npool_size = 0", 'line 2: pool_size: "0" is not a number from 1 to 64'),
     ("schema = a\nschema = b", "line 2: schema was set in line 1 already"),
     ("log_level = noisy", '"noisy" is not one of debug|info|warn|error'),

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -79,7 +80,10 @@ static void what_is_wrong_is_named(void **state)
     refuses("--pool-size", "4x", "4x");
     refuses("--pool-size", "99999999999999999999999", "--pool-size");
     refuses("--pool-size", NULL, "needs a value");
-    refuses("--pool", "4", "unknown option");
+    refuses("--pool", "4", "unknown option \"--pool\"");
+    refuses("--pool-sise", "4", "unknown option \"--pool-sise\"; did you mean --pool-size?");
+    refuses("--pool_size=4", NULL, "did you mean --pool-size?");
+    refuses("--xyzzy", "4", "unknown option \"--xyzzy\"");
     refuses("extra", NULL, "unexpected argument \"extra\"");
     refuses("--log-level", "loud", "\"loud\" is not one of debug|info|warn|error");
     refuses("--log-level", "inf", "log-level");
@@ -95,7 +99,7 @@ static void what_may_hold_a_password_is_not_shown(void **state)
     long_url[sizeof long_url - 1] = '\0';
 
     refuses("postgresql://u:hunter2@h/db", NULL, "unexpected argument (it is not shown");
-    refuses("--databse=postgresql://u:hunter2@h/db", NULL, "unknown option \"--databse\"");
+    refuses("--databse=postgresql://u:hunter2@h/db", NULL, "did you mean --database?");
     refuses("--database", long_url, "--database: longer than 2000 bytes");
 }
 
@@ -223,6 +227,7 @@ static void a_bad_file_is_named_with_its_line(void **state)
     refuses_file("pool_size = 4\npool = 4\n", "line 2: there is no setting \"pool\"");
     refuses_file("pool-size = 4\n", "line 1: there is no setting \"pool-size\"");
     refuses_file("config = /x\n", "line 1: there is no setting \"config\"");
+    refuses_file("pol_max_ms = 4\n", "\"pol_max_ms\"; did you mean poll_max_ms?");
     refuses_file("\n\npool_size = 65", "line 3: pool_size: \"65\" is not a number from 1 to 64");
     refuses_file("pool_size =\n", "line 1: pool_size: \"\" is not a number");
     refuses_file("closed_ms = 1\n#\nclosed_ms = 1", "line 3: closed_ms was set in line 1 already");
@@ -258,6 +263,101 @@ static void a_file_that_is_not_there_is_an_error(void **state)
     assert_int_equal(conf_load(&conf, 3, argv, no_environment, &err), CODE_NOT_FOUND);
     assert_string_equal(err.message, "cannot read /nowhere/awa.conf: No such file or directory");
     assert_int_equal(conf_load(&conf, 3, folder, no_environment, &err), CODE_NOT_FOUND);
+}
+
+/* ---- what it includes ---- */
+
+static char folder_path[] = "/tmp/awa-conf-folder-XXXXXX";
+static char main_path[sizeof folder_path + 16];
+
+static int make_folder(void **state)
+{
+    (void)state;
+    memset(folder_path + sizeof folder_path - 7, 'X', 6);
+    if (mkdtemp(folder_path) == NULL)
+        return -1;
+    snprintf(main_path, sizeof main_path, "%s/main.conf", folder_path);
+    return 0;
+}
+
+static void write_into_folder(const char *name, const char *text)
+{
+    char path[sizeof folder_path + 32];
+
+    snprintf(path, sizeof path, "%s/%s", folder_path, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"main.conf", "inner.conf", "pipe"};
+    char path[sizeof folder_path + 32];
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder_path, names[i]);
+        unlink(path);
+    }
+    return rmdir(folder_path);
+}
+
+static enum code load_folder(struct conf *conf, const char *main_text, const char *inner_text,
+                             struct err *err)
+{
+    char *argv[] = {"serve", "--config", main_path};
+
+    write_into_folder("main.conf", main_text);
+    write_into_folder("inner.conf", inner_text);
+    return conf_load(conf, 3, argv, no_environment, err);
+}
+
+static void an_included_file_stands_in_the_place_of_its_line(void **state)
+{
+    (void)state;
+    struct conf conf;
+    struct err err;
+    char out[CONF_VALUE_BYTES];
+
+    assert_int_equal(load_folder(&conf,
+                                 "pool_size = 3\ninclude = inner.conf # beside it\nclosed_ms = 1\n",
+                                 "\npoll_max_ms = 9\n", &err),
+                     CODE_OK);
+    assert_true(conf.pool_size == 3 && conf.poll_max_ms == 9 && conf.closed_ms == 1);
+    assert_non_null(strstr(conf_origin(&conf, CONF_ID_poll_max_ms, out),
+                           "main.conf, line 2: included, line 2"));
+    assert_non_null(strstr(conf_origin(&conf, CONF_ID_closed_ms, out), "main.conf, line 3"));
+}
+
+static void refuses_folder(const char *main_text, const char *inner_text, const char *words)
+{
+    struct conf conf;
+    struct err err;
+
+    assert_int_not_equal(load_folder(&conf, main_text, inner_text, &err), CODE_OK);
+    if (strstr(err.message, words) == NULL)
+        fail_msg("\"%s\" does not say \"%s\"", err.message, words);
+}
+
+static void a_bad_include_is_named(void **state)
+{
+    (void)state;
+    char pipe_path[sizeof folder_path + 16];
+
+    refuses_folder("include = inner.conf", "pool_size = 0", "inner.conf, line 1: pool_size: \"0\"");
+    refuses_folder("closed_ms = 1\ninclude = inner.conf", "closed_ms = 2",
+                   "inner.conf, line 1: closed_ms was set in line 1 already");
+    refuses_folder("include = inner.conf\nclosed_ms = 1", "\nclosed_ms = 2",
+                   "closed_ms was set in line 1 (line 2 of what it includes) already");
+    refuses_folder("include = inner.conf", "include = main.conf",
+                   "inner.conf, line 1: an included file can not include others");
+    refuses_folder("include =", "", "include needs a path");
+    refuses_folder("include = other.conf", "", "other.conf: No such file");
+    snprintf(pipe_path, sizeof pipe_path, "%s/pipe", folder_path);
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    refuses_folder("include = pipe", "", "pipe: it is not a file");
 }
 
 static void only_what_may_change_is_adopted(void **state)
@@ -296,6 +396,9 @@ int main(void)
         cmocka_unit_test(a_bad_file_is_named_with_its_line),
         cmocka_unit_test(a_long_file_is_refused),
         cmocka_unit_test(a_file_that_is_not_there_is_an_error),
+        cmocka_unit_test_setup_teardown(an_included_file_stands_in_the_place_of_its_line,
+                                        make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(a_bad_include_is_named, make_folder, remove_folder),
         cmocka_unit_test(only_what_may_change_is_adopted),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
