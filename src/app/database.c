@@ -227,6 +227,7 @@ struct database *database_new(struct loop *loop, struct rng *rng, const struct c
     data.name = "data";
     data.role = ROLE_DATA;
     data.size = conf->pool_size;
+    data.lifetime_ms = conf->connection_lifetime_ms;
     data.on_lost = on_data_lost;
     control.name = "control";
     control.role = ROLE_CONTROL;

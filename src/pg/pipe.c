@@ -516,6 +516,11 @@ const struct backend *pipe_backend(const struct pipe *pipe)
     return &pipe->backend;
 }
 
+bool pipe_is_pooled(const struct pipe *pipe)
+{
+    return PQbackendPID(pipe->connection) != (int)pipe->backend.pid;
+}
+
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
 {
     bool connecting = pipe->state < PIPE_READY;

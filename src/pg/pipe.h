@@ -74,6 +74,10 @@ const struct err *pipe_err(const struct pipe *pipe);         /* why it broke */
 const char *pipe_database(const struct pipe *pipe);          /* its name; never NULL */
 const struct backend *pipe_backend(const struct pipe *pipe); /* pid 0 before PIPE_READY */
 
+/* Whether somebody between us and the server has given us a number of its own. Only in PIPE_READY.
+ */
+bool pipe_is_pooled(const struct pipe *pipe);
+
 /* Only in PIPE_READY and below PIPE_SEGMENTS_MAX. */
 void pipe_send(struct pipe *pipe, struct pipe_call *call);
 

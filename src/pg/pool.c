@@ -20,7 +20,9 @@ struct place {
     struct pipe *pipe; /* NULL: closed */
     bool was_ready;
     bool leaving; /* as soon as it owes nothing; why: pool->leave_err */
+    bool retired; /* the same, for its age */
     uint64_t ready_us;
+    uint64_t retire_us;
 };
 
 struct pool {
@@ -30,6 +32,7 @@ struct pool {
     struct list waiting;
     uint64_t again_us; /* no new connection before this time */
     unsigned failures; /* to get a connection that serves, in a row */
+    bool pooler_told;
     struct err last_err;
     struct err leave_err;
     struct place places[POOL_SIZE_MAX];
@@ -96,6 +99,7 @@ static void open_place(struct pool *pool, struct place *place)
     place->pipe = pipe_new(&setup);
     place->was_ready = false;
     place->leaving = false;
+    place->retired = false;
 }
 
 /* One at a time: a login costs the server and our loop, and a second one may not be needed. */
@@ -134,10 +138,34 @@ void pool_open_one(struct pool *pool)
     set_tick(pool);
 }
 
+/* Somewhere in the last quarter, so that those that began together do not end together. */
+static uint64_t draw_lifetime_us(const struct pool *pool)
+{
+    uint64_t longest_us = (uint64_t)pool->with.lifetime_ms * US_PER_MS;
+
+    return longest_us - rng_u64(pool->with.rng) % (longest_us / 4);
+}
+
+/* Session pooling would do, so this is no error; but who pools transactions gets failures that look
+ * like anything else. */
+static void warn_of_pooler(struct pool *pool, const struct place *place)
+{
+    if (pool->pooler_told || !pipe_is_pooled(place->pipe))
+        return;
+    pool->pooler_told = true;
+    log_event(LOG_WARN, "pg_pooler",
+              "pool=%s reason=\"a connection pooler stands between: one that"
+              " pools transactions breaks prepared statements and locks, connect directly\"",
+              pool->with.name);
+}
+
 static void note_ready(struct pool *pool, struct place *place)
 {
     place->was_ready = true;
     place->ready_us = clock_mono_us();
+    place->retire_us =
+        pool->with.lifetime_ms > 0 ? place->ready_us + draw_lifetime_us(pool) : UINT64_MAX;
+    warn_of_pooler(pool, place);
     err_set(&pool->last_err, CODE_UNAVAILABLE, "all connections to Postgres are busy");
     log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
               (int)pipe_backend(place->pipe)->pid);
@@ -145,11 +173,20 @@ static void note_ready(struct pool *pool, struct place *place)
         pool->with.on_up(pool->with.ctx, pipe_database(place->pipe));
 }
 
+/* A retired connection may still be lost before its last answer. */
+static bool is_retirement(const struct place *place)
+{
+    return place->retired && pipe_owed(place->pipe) == 0;
+}
+
 static void log_loss(const struct pool *pool, const struct place *place, const struct err *err)
 {
     char text[ERR_MESSAGE_BYTES];
 
-    if (place->was_ready)
+    if (is_retirement(place))
+        log_event(LOG_INFO, "pg_retired", "pool=%s pid=%d", pool->with.name,
+                  (int)pipe_backend(place->pipe)->pid);
+    else if (place->was_ready)
         log_event(LOG_WARN, "pg_lost", "pool=%s pid=%d sqlstate=%s reason=\"%s\"", pool->with.name,
                   (int)pipe_backend(place->pipe)->pid, err->sqlstate,
                   log_text(text, sizeof text, err->message));
@@ -213,9 +250,11 @@ static void bury(struct pool *pool, struct place *place)
     bool was_ready = place->was_ready;
     bool was_leaving = place->leaving;
 
-    pool->last_err = *pipe_err(pipe);
-    log_loss(pool, place, &pool->last_err);
-    note_failure(pool, place, &pool->last_err);
+    log_loss(pool, place, pipe_err(pipe));
+    if (!is_retirement(place)) {
+        pool->last_err = *pipe_err(pipe);
+        note_failure(pool, place, &pool->last_err);
+    }
     place->pipe = NULL;
     place->was_ready = false;
     if (was_ready && pool->with.on_lost != NULL)
@@ -242,16 +281,57 @@ static bool may_leave(const struct pool *pool, const struct place *place)
     return place->leaving && (pool->with.bound || pipe_owed(place->pipe) == 0);
 }
 
+static bool is_usable(const struct place *place)
+{
+    return place->was_ready && !place->leaving && !place->retired &&
+           pipe_state(place->pipe) == PIPE_READY;
+}
+
+/* Opens a successor before it lets go, where there is room for one. */
+static void retire_oldest(struct pool *pool)
+{
+    struct place *oldest = NULL;
+    size_t usable = 0;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        struct place *place = &pool->places[i];
+        if (place->pipe != NULL && place->retired)
+            return; /* one at a time */
+        if (place->pipe == NULL || !is_usable(place))
+            continue;
+        usable++;
+        if (oldest == NULL || place->retire_us < oldest->retire_us)
+            oldest = place;
+    }
+    if (oldest == NULL || clock_mono_us() < oldest->retire_us)
+        return;
+    if (usable > 1 || pool->with.size == 1)
+        oldest->retired = true;
+    else
+        open_another(pool);
+}
+
+static void break_retired(struct place *place)
+{
+    struct err err;
+
+    err_set(&err, CODE_UNAVAILABLE, "the connection to Postgres has reached its age");
+    pipe_break(place->pipe, &err);
+}
+
 void pool_reap(struct pool *pool)
 {
     uint64_t wait_us = (uint64_t)WAIT_MS * US_PER_MS;
 
+    retire_oldest(pool);
     for (size_t i = 0; i < pool->with.size; i++) {
         struct place *place = &pool->places[i];
         if (place->pipe == NULL)
             continue;
         if (may_leave(pool, place))
             pipe_break(place->pipe, &pool->leave_err);
+        else if (is_retirement(place))
+            break_retired(place);
         if (pipe_state(place->pipe) == PIPE_BROKEN)
             bury(pool, place);
         else if (pipe_state(place->pipe) == PIPE_READY && !place->was_ready)
@@ -270,11 +350,6 @@ void pool_submit(struct pool *pool, struct pipe_call *call)
     call->since_us = clock_mono_us();
     call->replayed = false;
     list_push_back(&pool->waiting, &call->node);
-}
-
-static bool is_usable(const struct place *place)
-{
-    return place->was_ready && !place->leaving && pipe_state(place->pipe) == PIPE_READY;
 }
 
 unsigned pool_idle(const struct pool *pool)

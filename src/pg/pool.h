@@ -4,7 +4,9 @@
  * idle connection if there is one; else a further one is opened, and meanwhile the call is
  * pipelined behind the least busy. A lost connection is replaced with jittered back-off, for ever.
  * A call that no connection takes within WAIT_MS is answered NOT_DONE with the server's own last
- * words. Used twice: for the data connections, and with size 1 for the control connection. A server
+ * words. A connection that has reached its age is replaced, one at a time, and only when another
+ * serves, where there is room for one. Used twice: for the data connections, and with size 1 for
+ * the control connection, which does not age: the lead and the locks hang on it. A server
  * that turned read only (after a failover) is left with all connections: each new one looks the
  * host up again. Limits: PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core,
  * which owns every call.
@@ -26,6 +28,7 @@ struct pool_setup {
     const char *name; /* in the log */
     enum statement_role role;
     size_t size;
+    uint32_t lifetime_ms; /* of a connection; 0: it does not age */
     bool bound; /* a call belongs to the connection: it fails with it even before it was sent */
     void (*on_up)(void *ctx, const char *database); /* a connection became ready */
     void (*on_lost)(void *ctx); /* a ready one was lost; called before its calls fail */

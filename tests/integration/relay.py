@@ -25,9 +25,10 @@ class Fault:
     deaf         from before the call reaches Postgres nothing passes any more; not closed either
     forget       the prepared statement is closed just before the call; the connection lives
     taken        of a new connection: the name of the statement is already another one's
+    renumber     of a new connection: the client hears another process number than the server's, as from a pooler
     """
 
-    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken")
+    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken", "renumber")
 
     def __init__(self, kind, statement, times=1):
         assert kind in self.KINDS
@@ -72,7 +73,7 @@ class Link:
         return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement)), None)
 
     def on_client(self, kind, body):
-        """Whether one message of the client is passed on, or what is put in front of it; None closes."""
+        """Whether one message of the client is passed on, or what is put in front of it (bytes), or in its place (in a tuple); None closes."""
         if kind == b"P" and self.is_new:
             self.is_new = False
             for fault in list(self.relay.faults):
@@ -99,7 +100,9 @@ class Link:
         self.extra[answer] = self.extra.get(answer, 0) + 1
         return kind + (len(body) + 4).to_bytes(4, "big") + body
 
-    def on_server(self, kind, _body):
+    def on_server(self, kind, body):
+        if kind == b"K" and self.strike(("renumber",), None):
+            return (kind + (len(body) + 4).to_bytes(4, "big") + bytes(4) + body[4:],)
         if self.extra.get(kind, 0) > 0:
             self.extra[kind] -= 1
             return False
@@ -134,7 +137,9 @@ class Link:
                         return
                     if isinstance(passes, bytes):
                         out += passes
-                    if passes:
+                    if isinstance(passes, tuple):
+                        out += passes[0]
+                    elif passes:
                         out += message
                     at += size
                     is_typed = 1
