@@ -36,7 +36,9 @@ static void print_usage(FILE *out)
                  command->verb != NULL ? command->verb : "");
         fprintf(out, "  %-14s%s\n", name, command->summary);
     }
-    fputs("\n`awa-proxy COMMAND --help` describes its options.\n", out);
+    fputs("\n`awa-proxy COMMAND --help` describes its options, `awa-proxy --version` says which"
+          " this is.\n",
+          out);
 }
 
 /* The command of these words; *used is how many they are. NULL when there is none. */
@@ -52,14 +54,23 @@ static const struct command *find_command(int argc, char **argv, int *used)
     return NULL;
 }
 
+static bool asks_for_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0;
+}
+
+static bool is_first_word(const char *word)
+{
+    for (size_t i = 0; i < command_count; i++)
+        if (strcmp(word, commands[i].name) == 0)
+            return true;
+    return false;
+}
+
 /* Of what follows, only a word where one belongs is shown: it may hold a password. */
 static void complain(int argc, char **argv)
 {
-    bool is_first_word = false;
-
-    for (size_t i = 0; i < command_count; i++)
-        is_first_word |= strcmp(argv[1], commands[i].name) == 0;
-    if (!is_first_word)
+    if (!is_first_word(argv[1]))
         fprintf(stderr, "awa-proxy: no command \"%.40s\"\n", argv[1]);
     else if (argc > 2)
         fprintf(stderr, "awa-proxy %s: no command \"%.40s\"\n", argv[1], argv[2]);
@@ -98,7 +109,7 @@ int main(int argc, char **argv)
         puts("awa-proxy " AWA_VERSION);
         return CMD_DONE;
     }
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+    if (asks_for_help(name) || (argc > 2 && is_first_word(name) && asks_for_help(argv[2]))) {
         print_usage(stdout);
         return CMD_DONE;
     }

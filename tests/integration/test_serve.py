@@ -576,7 +576,7 @@ def test_misuse_is_told(awa_proxy):
     assert run("-h").stdout == run("--help").stdout
 
 
-@pytest.mark.parametrize("option", ["--help", "-h", "help"])
-def test_help_of_the_program(awa_proxy, option):
-    done = subprocess.run([awa_proxy, option], capture_output=True, text=True, timeout=30, check=False)
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("help",), ("queue", "--help"), ("job", "-h")])
+def test_help_of_the_program(awa_proxy, words):
+    done = subprocess.run([awa_proxy, *words], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0 and "migrate" in done.stdout
