@@ -49,6 +49,18 @@ static enum code parse_listen(struct settings *settings, struct err *err)
     return code;
 }
 
+/* Puts in front of a complaint where the setting came from, if both fit. */
+static enum code blame(const struct conf *conf, enum conf_id id, struct err *err)
+{
+    char room[CONF_VALUE_BYTES];
+    const char *origin = conf_origin(conf, id, room);
+    struct err cause = *err;
+
+    if (strlen(origin) + strlen(": ") + strlen(cause.message) >= sizeof err->message)
+        return cause.code;
+    return err_set(err, cause.code, "%s: %s", origin, cause.message);
+}
+
 enum code settings_load(struct settings *settings, int argc, char **argv, struct err *err)
 {
     settings->argc = argc;
@@ -58,11 +70,13 @@ enum code settings_load(struct settings *settings, int argc, char **argv, struct
         code = err_set(err, CODE_INVALID_ARGUMENT,
                        "no database: set AWA_DATABASE_URL, --database, or database_url in the"
                        " file");
-    if (code == CODE_OK)
-        code = url_check(settings->conf.database_url, err);
+    if (code == CODE_OK && url_check(settings->conf.database_url, err) != CODE_OK)
+        code = blame(&settings->conf, CONF_ID_database_url, err);
     if (code == CODE_OK && settings->conf.schema[0] == '\0')
         code = err_set(err, CODE_INVALID_ARGUMENT, "schema: must not be empty");
-    return code == CODE_OK ? parse_listen(settings, err) : code;
+    if (code == CODE_OK && parse_listen(settings, err) != CODE_OK)
+        code = blame(&settings->conf, CONF_ID_listen, err);
+    return code;
 }
 
 /* ---- showing ---- */

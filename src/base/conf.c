@@ -350,8 +350,8 @@ const char *conf_origin(const struct conf *conf, enum conf_id id, char out[CONF_
     case CONF_DEFAULT: return "default";
     case CONF_FILE:
         if (origin->inner != 0)
-            snprintf(out, CONF_VALUE_BYTES, "%s, line %u: included, line %u", conf->config,
-                     origin->line, origin->inner);
+            snprintf(out, CONF_VALUE_BYTES, "%s, line %u: line %u of what it includes",
+                     conf->config, origin->line, origin->inner);
         else
             snprintf(out, CONF_VALUE_BYTES, "%s, line %u", conf->config, origin->line);
         return out;

@@ -77,6 +77,18 @@ def test_bad_file(check, file, text, words):
     assert PASSWORD not in done.stderr
 
 
+def test_a_bad_address_is_told_with_its_origin(check, file):
+    file.write_text(f"\ndatabase_url = postgresql://ann:{PASSWORD}@[::1\n")
+    done = check("--config", str(file))
+    assert f"serve: {file}, line 2: the database URL is malformed" in done.stderr and PASSWORD not in done.stderr
+    done = check("--database", "dbname=d", env={"AWA_LISTEN": "unix:/a, 127.0.0.1:7433"})
+    assert 'serve: AWA_LISTEN: "127.0.0.1:7433" is not unix:/path' in done.stderr
+    far = file.parent / ("f" * 120)
+    far.write_text("listen = tcp:0.0.0.0:7433\n")
+    done = check("--config", str(far), "--database", "dbname=d")  # both would be too long
+    assert "serve: tcp:0.0.0.0:7433 can be reached" in done.stderr and "without --insecure" in done.stderr
+
+
 @pytest.mark.parametrize("options, words", [
     ((), "no database: set AWA_DATABASE_URL, --database, or database_url"),
     (("--database", f"postgresql://ann:{PASSWORD}@[::1"), "the database URL is malformed"),

@@ -327,7 +327,7 @@ static void an_included_file_stands_in_the_place_of_its_line(void **state)
                      CODE_OK);
     assert_true(conf.pool_size == 3 && conf.poll_max_ms == 9 && conf.closed_ms == 1);
     assert_non_null(strstr(conf_origin(&conf, CONF_ID_poll_max_ms, out),
-                           "main.conf, line 2: included, line 2"));
+                           "main.conf, line 2: line 2 of what it includes"));
     assert_non_null(strstr(conf_origin(&conf, CONF_ID_closed_ms, out), "main.conf, line 3"));
 }
 
