@@ -87,10 +87,13 @@ void conf_print_reference(FILE *out)
         "include = secrets/awa-database.conf   # database_url = postgresql://…\n"
         "listen = unix:/run/awa-proxy/awa.sock, tcp:127.0.0.1:7433\n"
         "poll_max_ms = 100\n```\n"
-        "A switch (yes, no) needs no value as a flag. `--listen` may be given several times.\n\n"
-        "`awa-proxy serve --check-config` judges everything and prints each setting in effect with"
-        " its origin, without any password,\nand exits: 0 good, 2 not. SIGHUP reads the file again:"
-        " see [operations.md](operations.md).\n\n"
+        "A switch (yes, no) needs no value as a flag. `--listen` may be given several times."
+        " A variable of the environment that is not in\nthe table is not looked at: "
+        "`--check-config`"
+        " shows whether a value comes from where you put it.\n\n"
+        "`awa-proxy serve --check-config` judges all settings (it opens no socket and asks no"
+        " database), prints each in effect with its\norigin, without any password, and exits: 0"
+        " good, 2 not. SIGHUP reads the file again: see [operations.md](operations.md).\n\n"
         "| name in the file | flag | environment | values | default | SIGHUP reloads it | meaning"
         " |\n|---|---|---|---|---|---|---|\n",
         out);
