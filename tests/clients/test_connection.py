@@ -25,12 +25,13 @@ def test_nobody_listens(driver, tmp_path):
 
 
 @pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:", "tcp:localhost", "tcp:::1:5", "tcp:[::1]", "tcp:[::1:5",
-                                     "tcp:127.0.0.1:x", "udp:127.0.0.1:5", ""])
+                                     "tcp:127.0.0.1:x", "udp:127.0.0.1:5", "", "tcp:127.0.0.1:0",
+                                     "tcp:127.0.0.1:99999", "tcp:127.0.0.1:" + "9" * 30])
 def test_addresses_that_are_none(driver, address):
     assert code_of(driver.connect, address) == "INVALID_ARGUMENT"
 
 
-@pytest.mark.parametrize("address", ["tcp:localhost:1", "tcp:[::1]:1", "tcp:127.0.0.1:99999", "unix:" + "x" * 200])
+@pytest.mark.parametrize("address", ["tcp:localhost:1", "tcp:[::1]:1", "unix:" + "x" * 200])
 def test_addresses_that_nobody_has(driver, address):
     assert code_of(driver.connect, address) in ("INVALID_ARGUMENT", "UNAVAILABLE")
 

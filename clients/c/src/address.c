@@ -10,12 +10,17 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { HOST_MAX_BYTES = 256, SOCKET_FLAGS = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC };
+enum {
+    HOST_MAX_BYTES = 256,
+    PORT_MAX = 65535,
+    SOCKET_FLAGS = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC
+};
 
 // The proxy answers at once or is gone: as the proxy does with its clients.
 enum { KEEPALIVE_IDLE_S = 30, KEEPALIVE_EVERY_S = 10, KEEPALIVE_PROBES = 3, UNACKED_MS = 30000 };
@@ -121,6 +126,10 @@ static enum awa_code open_tcp(const char *text, int64_t deadline_ms, int *fd,
     if (port == NULL)
         return awai_fail(error, AWA_INVALID_ARGUMENT,
                          "\"tcp:%s\" is not tcp:host:port or tcp:[address]:port", text);
+    unsigned long number = strtoul(port, NULL, 10); // too large a number is the largest there is
+    if (number < 1 || number > PORT_MAX)
+        return awai_fail(error, AWA_INVALID_ARGUMENT, "the port of tcp:%s is not 1 to %d", text,
+                         PORT_MAX);
     int failed = getaddrinfo(host, port, &hints, &found);
     if (failed != 0)
         return awai_fail(error, AWA_UNAVAILABLE, "cannot look up %s: %s", host,

@@ -19,6 +19,7 @@ PREFIX_MAX_BYTES = 5
 READ_BYTES = 256 * 1024
 HELLO_MAX_FRAME_BYTES = 1 << 20     # until the proxy has told its limit
 HELD_MAX = 8192
+PORT_MAX = 65535
 
 
 KEEPALIVE = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -46,7 +47,9 @@ def open_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:
-    tcp = re.fullmatch(r"tcp:(?:\[([^\]]+)\]|([^\[\]:]+)):([0-9]{1,5})", address)
+    tcp = re.fullmatch(r"tcp:(?:\[([^\]]+)\]|([^\[\]:]+)):([0-9]{1,20})", address)
+    if tcp is not None and not 1 <= int(tcp[3]) <= PORT_MAX:
+        raise Error(Code.INVALID_ARGUMENT, f"the port of {address} is not 1 to {PORT_MAX}")
     try:
         if tcp is not None:
             return open_tcp(tcp[1] or tcp[2], int(tcp[3]), timeout_s)
