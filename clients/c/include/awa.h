@@ -76,7 +76,7 @@ struct awa_session {
 };
 
 struct awa_connect_options {
-    const char *worker_name;          // shown to operators; NULL: none
+    const char *worker_name;          // for operators (no proxy shows it yet); NULL: none
     const struct awa_session *resume; // to get back what it holds; NULL: a new session
     int connect_timeout_ms;           // socket and handshake together; 0: 5,000
     int request_timeout_ms;           // one request, beyond what it asks to wait; 0: 30,000
@@ -174,7 +174,7 @@ enum awa_outcome_kind {
 
 struct awa_outcome {
     enum awa_outcome_kind kind;
-    int64_t delay_ms; // retry: 0 is the queue's backoff; snooze: at least 1
+    int64_t delay_ms; // retry: 0 is the usual back-off; snooze: at least 1
     char error[512];  // retry, fail, cancel: kept with the job; a longer one is cut
 };
 
@@ -277,7 +277,7 @@ bool awa_job_lost(const struct awa_job *job);
 
 struct awa_worker_options {
     const char *address;       // "unix:/path" or "tcp:host:port"
-    const char *name;          // shown to operators; NULL: none
+    const char *name;          // for operators (no proxy shows it yet); NULL: none
     const char *const *queues; // in strict order of preference
     size_t queue_count;
     unsigned concurrency; // handlers at once; 0: 1

@@ -122,7 +122,7 @@ class Complete(Outcome):
 
 
 class Retry(Outcome):
-    """Again after a delay; without one, after the queue's backoff. Uses up an attempt."""
+    """Again after a delay; without one, after the usual back-off (2 s, 4 s, 8 s …). Uses up an attempt."""
     field = "retry"
 
     def __init__(self, error: str = "", *, delay: datetime.timedelta | None = None) -> None:
