@@ -210,7 +210,10 @@ struct awa_claim {
 };
 
 // Waits for at least one job. *jobs is an array of *count jobs, empty at the
-// end of wait_ms; it belongs to the caller (awa_jobs_free).
+// end of wait_ms; it belongs to the caller (awa_jobs_free). Nothing is sent between
+// calls: while jobs are held call awa_heartbeat() or awa_ping() every
+// limits.heartbeat_interval_ms. After limits.idle_timeout_ms of silence the proxy
+// ends the connection, and soon the attempts, as lost.
 AWA_CHECKED enum awa_code awa_claim(awa_connection *connection, const struct awa_claim *claim,
                                     struct awa_job ***jobs, size_t *count, struct awa_error *error);
 

@@ -201,7 +201,10 @@ class Client:
     def claim(self, queues: Sequence[str], max_jobs: int = 1,
               wait: datetime.timedelta = datetime.timedelta()) -> list[Job]:
         """Waits for at least one job of the queues (in strict order of preference); empty at the
-        end of the wait."""
+        end of the wait.
+
+        Nothing is sent between calls: while jobs are held call heartbeat() or ping() every 20 s.
+        After 60 s of silence the proxy ends the connection, and soon the attempts, as lost."""
         claim = pb.Claim(queues=queues, max_jobs=max_jobs, wait_ms=wait // MILLISECOND)
         answer = self._call(pb.ClientFrame(claim=claim), "claim_ok", wait.total_seconds())
         return [Job.from_wire(job) for job in answer.claim_ok.jobs]
