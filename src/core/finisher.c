@@ -255,19 +255,34 @@ static size_t part_rivals(struct flush *flush)
     return kept;
 }
 
-/* How many of the first `count` items stay within the number of claim batches a call. */
-static size_t count_within_batches(const struct flush *flush, size_t count)
+/* Whether the claim batch of the receipt is among the `count` there. */
+static bool has_batch(const struct receipt *const *batches, size_t count,
+                      const struct receipt *receipt)
+{
+    for (size_t i = count; i-- > 0;) /* items of one batch tend to come together */
+        if (same_batch(batches[i], receipt))
+            return true;
+    return false;
+}
+
+/* How many items, from the oldest on, stay within the number of claim batches a call. By age and
+ * not by receipt: whoever sends many receipts that sort low would keep all others waiting. */
+static size_t count_within_batches(const struct flush *flush)
 {
     const struct finisher *finisher = flush->batcher->owner;
-    size_t batches = 0;
+    const struct receipt *batches[COMPLETE_BATCHES_PER_CALL_MAX];
+    size_t count = 0;
 
-    for (size_t i = 0; i < count; i++) {
-        if (i == 0 || !same_batch(receipt_of(flush->items[i - 1]), receipt_of(flush->items[i])))
-            batches++;
-        if (batches > finisher->batches_max)
+    CHECK(finisher->batches_max <= COMPLETE_BATCHES_PER_CALL_MAX);
+    for (size_t i = 0; i < flush->count; i++) {
+        const struct receipt *receipt = receipt_of(flush->items[i]);
+        if (has_batch(batches, count, receipt))
+            continue;
+        if (count == finisher->batches_max)
             return i;
+        batches[count++] = receipt;
     }
-    return count;
+    return flush->count;
 }
 
 static bool is_twin(const struct flush *flush, size_t at)
@@ -293,8 +308,9 @@ static bool prepare(struct flush *base, enum db_op op)
 {
     struct finish_flush *flush = flush_of(base);
 
+    batcher_put_back(base, count_within_batches(base));
     qsort(base->items, base->count, sizeof base->items[0], compare_items);
-    batcher_put_back(base, count_within_batches(base, part_rivals(base)));
+    batcher_put_back(base, part_rivals(base));
     base->call.op = op;
     base->call.args.finish.orders = flush->orders;
     base->call.args.finish.count = lay_out(flush);

@@ -125,6 +125,24 @@ static void limits_of_a_call_are_kept(void **state)
     world_end(world);
 }
 
+/* Whatever else comes, however low its receipts sort. */
+static void the_oldest_outcome_goes_first(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+    handle flooding = join(world, 2);
+
+    finish(world, session, 10, 999, 1, 1, JOB_COMPLETE);
+    for (uint64_t batch = 1; batch <= COMPLETE_BATCHES_PER_CALL_MAX; batch++)
+        finish(world, flooding, 100 + batch, batch, 1, 1, JOB_COMPLETE);
+    turn(world);
+    reply_all_done(world, call_of(world, DB_COMPLETE));
+    assert_non_null(answer_to(world, 1, 10));
+    assert_int_equal(answer_to(world, 1, 10)->statuses[0], FINISH_DONE);
+    world_end(world);
+}
+
 static void busy_items_come_again(void **state)
 {
     (void)state;
@@ -475,6 +493,7 @@ int main(void)
         cmocka_unit_test(counts_do_not_crowd_the_database),
         cmocka_unit_test(jobs_without_ids_are_answered),
         cmocka_unit_test(limits_of_a_call_are_kept),
+        cmocka_unit_test(the_oldest_outcome_goes_first),
         cmocka_unit_test(busy_items_come_again),
         cmocka_unit_test(a_deadlock_is_tried_three_times_whole_then_singly),
         cmocka_unit_test(one_bad_item_is_found_by_halves),
