@@ -417,41 +417,57 @@ static struct flush *flush_get(struct batcher *batcher)
     return flush;
 }
 
-/* Whether pending items may be sent now; if it is only a matter of time, sets the timer. */
-static bool is_time(struct batcher *batcher)
-{
-    if (batcher->in_flight == 0)
-        return true;
-    uint64_t due_us = item_of(batcher->pending.first)->since_us + batcher->flush_us;
-    if (due_us > now_us(batcher)) {
-        if (!timer_is_set(&batcher->flush_timer))
-            timer_set(batcher->timers, &batcher->flush_timer, due_us);
-        return false;
-    }
-    return batcher->env->idle_connections(batcher->env->ctx) > 0;
-}
-
-/* All flushes are under way or in doubt. One will end; but not before the database is back, and
- * what waits for it has a deadline. */
-static void wait_for_flush(struct batcher *batcher)
+/* However slowly the database goes on, or whatever else is sent to it: what was not sent in time is
+ * answered. The oldest are in front. Before them are suspects, which are still taken apart. Returns
+ * when the next one is too late. */
+static uint64_t give_up_overdue(struct batcher *batcher)
 {
     struct err err;
 
-    if (is_overdue(batcher, item_of(batcher->pending.first))) { /* the front is the oldest */
-        err_set(&err, CODE_UNAVAILABLE, "the database has not answered for %d ms", REQUEST_MS);
-        batcher_give_up(batcher, &err, false);
+    err_set(&err, CODE_UNAVAILABLE, "the database has not come to it for %d ms", REQUEST_MS);
+    for (struct list_node *node = batcher->pending.first, *next; node != NULL; node = next) {
+        struct batch_item *item = item_of(node);
+        next = node->next;
+        if (item->mates_max < FLUSH_ITEMS_MAX)
+            continue;
+        if (!is_overdue(batcher, item))
+            return deadline_us(item) + 1;
+        list_remove(&batcher->pending, node);
+        fail(batcher, item, &err, OUTCOME_NOT_DONE);
     }
-    if (batcher->pending.count > 0 && !timer_is_set(&batcher->flush_timer))
-        timer_set(batcher->timers, &batcher->flush_timer,
-                  deadline_us(item_of(batcher->pending.first)) + 1);
+    return TIMER_NEVER;
+}
+
+/* So that a turn comes by then. */
+static void look_again(struct batcher *batcher, uint64_t at_us)
+{
+    if (at_us != TIMER_NEVER &&
+        (!timer_is_set(&batcher->flush_timer) || batcher->flush_timer.at_us > at_us))
+        timer_set(batcher->timers, &batcher->flush_timer, at_us);
+}
+
+/* Whether pending items may be sent now. If not, a turn comes when they may, or when the first of
+ * them is too late. */
+static bool is_time(struct batcher *batcher, uint64_t late_us)
+{
+    uint64_t due_us = item_of(batcher->pending.first)->since_us + batcher->flush_us;
+    bool is_due = due_us <= now_us(batcher);
+
+    if (batcher->in_flight == 0 ||
+        (is_due && batcher->env->idle_connections(batcher->env->ctx) > 0))
+        return true;
+    look_again(batcher, is_due ? late_us : due_us);
+    return false;
 }
 
 void batcher_turn(struct batcher *batcher)
 {
-    while (batcher->pending.count > 0 && is_time(batcher)) {
+    uint64_t late_us = give_up_overdue(batcher);
+
+    while (batcher->pending.count > 0 && is_time(batcher, late_us)) {
         struct flush *flush = flush_get(batcher);
-        if (flush == NULL) {
-            wait_for_flush(batcher);
+        if (flush == NULL) { /* all are under way or in doubt; one will end */
+            look_again(batcher, late_us);
             return;
         }
         fill(batcher, flush);

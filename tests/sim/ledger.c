@@ -84,9 +84,10 @@ static void judge_err(struct sim *sim, const struct client *client, const struct
     if (err->retryable != code_retryable(err->code))
         sim_fail(sim, "error %s says the wrong thing of trying again", code_name(err->code));
     if (asked->misplaced)
-        return; /* judged by its place alone */
-    if (err->code == CODE_UNAVAILABLE)
-        reason = reason || sim->draining;
+        return;                        /* judged by its place alone */
+    if (err->code == CODE_UNAVAILABLE) /* the database can be too slow for all that it is asked */
+        reason = reason || sim->draining ||
+                 sim->now_us > asked->since_us + (uint64_t)REQUEST_MS * US_PER_MS;
     if (err->code == CODE_INVALID_ARGUMENT)
         reason = reason || asked->poisoned;
     if (err->code == CODE_DEADLINE_EXCEEDED && asked->kind == REQUEST_ENQUEUE && !asked->keyed)

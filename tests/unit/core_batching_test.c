@@ -143,6 +143,30 @@ static void the_oldest_outcome_goes_first(void **state)
     world_end(world);
 }
 
+/* The database works, but comes to it too late. */
+static void what_was_not_sent_in_time_is_answered(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    finish(world, session, 10, 1, 1, 1, JOB_COMPLETE);
+    turn(world);
+    wait_us(world, US_PER_S);
+    finish(world, session, 11, 2, 1, 1, JOB_COMPLETE);
+    turn(world);
+    uint64_t due_us = world->now_us + (uint64_t)REQUEST_MS * US_PER_MS + 1;
+    while (world->now_us < due_us) { /* the turns come by themselves */
+        assert_true(core_next_us(&world->core) <= due_us);
+        assert_null(answer_to(world, 1, 11));
+        wait_us(world, core_next_us(&world->core) - world->now_us);
+    }
+    assert_non_null(answer_to(world, 1, 11));
+    assert_int_equal(answer_to(world, 1, 11)->statuses[0], FINISH_ABORTED);
+    assert_null(answer_to(world, 1, 10)); /* its call is under way */
+    world_end(world);
+}
+
 static void busy_items_come_again(void **state)
 {
     (void)state;
@@ -494,6 +518,7 @@ int main(void)
         cmocka_unit_test(jobs_without_ids_are_answered),
         cmocka_unit_test(limits_of_a_call_are_kept),
         cmocka_unit_test(the_oldest_outcome_goes_first),
+        cmocka_unit_test(what_was_not_sent_in_time_is_answered),
         cmocka_unit_test(busy_items_come_again),
         cmocka_unit_test(a_deadlock_is_tried_three_times_whole_then_singly),
         cmocka_unit_test(one_bad_item_is_found_by_halves),

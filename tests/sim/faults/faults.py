@@ -39,8 +39,8 @@ FAULTS = {
     "failed-hand-back-is-dropped": ("finisher.c", "    if (given_up > 0)\n        offer_again(work, given_up);\n", ""),
     "orphan-is-not-handed-back": ("finisher.c", "    if (!over && orphaned)\n", "    if (false)\n"),
     "twins-are-both-done": ("finisher.c", "status = FINISH_ALREADY_DONE; /* its twin did it */", ";"),
-    "rivals-in-one-flush": ("finisher.c", "count_within_batches(base, part_rivals(base))", "count_within_batches(base, ((void)part_rivals, base->count))"),
-    "too-many-batches": ("finisher.c", "        if (batches > finisher->batches_max)", "        if (batches > 2 * finisher->batches_max)"),
+    "rivals-in-one-flush": ("finisher.c", "batcher_put_back(base, part_rivals(base));", "(void)part_rivals;"),
+    "too-many-batches": ("finisher.c", "        if (count == finisher->batches_max)\n            return i;\n        batches[count++] = receipt;", "        if (count < finisher->batches_max)\n            batches[count++] = receipt;"),
     "attempt-forgotten-when-aborted": ("finisher.c", "status != FINISH_ABORTED && status != FINISH_INVALID", "true"),
     # claims
     "demand-shrinks-by-what-it-got": ("group.c", "group->demand -= claim->wanted;", "group->demand -= claim->got;"),
