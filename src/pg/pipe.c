@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "pg/rows.h"
 #include "pg/schema.h"
+#include "pg/url.h"
 
 enum {
     CONNECT_MS = 10 * 1000, /* all hosts together */
@@ -459,11 +460,20 @@ static void ignore_notice(void *ctx, const PGresult *result)
 
 struct pipe *pipe_new(const struct pipe_setup *setup)
 {
-    /* What stands before dbname may be overridden by the URL. */
-    const char *const keywords[] = {"client_encoding",  "fallback_application_name",
-                                    "tcp_user_timeout", "target_session_attrs",
-                                    "dbname",           NULL};
-    const char *const values[] = {"UTF8", "awa-proxy", "30000", "read-write", setup->url, NULL};
+    struct url_hosts hosts;
+    url_hosts_from(setup->url, setup->first_host, &hosts);
+    /* What stands before dbname may be overridden by the URL, and that by what stands behind. */
+    const char *const keywords[] = {"client_encoding",
+                                    "fallback_application_name",
+                                    "tcp_user_timeout",
+                                    "target_session_attrs",
+                                    "dbname",
+                                    "host",
+                                    "hostaddr",
+                                    "port",
+                                    NULL};
+    const char *const values[] = {"UTF8",     "awa-proxy",    "30000",    "read-write", setup->url,
+                                  hosts.host, hosts.hostaddr, hosts.port, NULL};
     struct pipe *pipe = mem_zalloc(sizeof *pipe);
 
     pipe->with = *setup;
@@ -471,6 +481,7 @@ struct pipe *pipe_new(const struct pipe_setup *setup)
     pipe->watched_fd = -1;
     pipe->since_us = clock_mono_us();
     pipe->connection = PQconnectStartParams(keywords, values, 1);
+    url_hosts_free(&hosts);
     CHECK(pipe->connection != NULL);
     PQsetNoticeReceiver(pipe->connection, ignore_notice, NULL);
     if (PQstatus(pipe->connection) == CONNECTION_BAD)

@@ -58,6 +58,7 @@ struct pipe;
 struct pipe_setup {
     struct loop *loop;
     const char *url;
+    unsigned first_host; /* of the URL's, tried before the others */
     const char *schema;
     enum statement_role role;
     struct params *params;                                           /* scratch, shared */

@@ -30,8 +30,9 @@ struct pool {
     struct loop_timer *tick;
     bool tick_set;
     struct list waiting;
-    uint64_t again_us; /* no new connection before this time */
-    unsigned failures; /* to get a connection that serves, in a row */
+    uint64_t again_us;   /* no new connection before this time */
+    unsigned failures;   /* to get a connection that serves, in a row */
+    unsigned first_host; /* which of the URL's hosts the next connection tries first */
     bool pooler_told;
     struct err last_err;
     struct err leave_err;
@@ -91,6 +92,7 @@ static void open_place(struct pool *pool, struct place *place)
 {
     struct pipe_setup setup = {.loop = pool->with.loop,
                                .url = pool->with.url,
+                               .first_host = pool->first_host,
                                .schema = pool->with.schema,
                                .role = pool->with.role,
                                .params = pool->with.params,
@@ -220,6 +222,8 @@ static void note_failure(struct pool *pool, const struct place *place, const str
         pool->failures = 0;
     if (is_hopeless(place, err))
         back_off(pool);
+    if (!place->was_ready)
+        pool->first_host++;
 }
 
 static void fail_waiting(struct pool *pool, uint64_t since_us)

@@ -8,8 +8,10 @@
  * serves, where there is room for one. Used twice: for the data connections, and with size 1 for
  * the control connection, which does not age: the lead and the locks hang on it. A server
  * that turned read only (after a failover) is left with all connections: each new one looks the
- * host up again. Limits: PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core,
- * which owns every call.
+ * host up again. Of several hosts libpq tries one after the other, but one that takes the
+ * connection and then says nothing keeps it for ever: so the next try begins with the next host.
+ * Limits: PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core, which owns every
+ * call.
  */
 #ifndef PG_POOL_H
 #define PG_POOL_H

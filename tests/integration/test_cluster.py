@@ -475,6 +475,17 @@ def test_server_killed_under_load(start, cluster, own_database, capsys):
     load.finish_all(proxies[0], own_database)
 
 
+def test_a_host_that_says_nothing_does_not_hide_the_next(start, cluster, own_database):
+    """What a hung machine, or a dead one behind something that takes connections, looks like."""
+    name = own_database.split("/")[3].split("?")[0]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        url = f"dbname={name} user=awa_owner host=127.0.0.1,{cluster.dir}/socket port={port},5432"
+        client = Client(start(url=url).socket)
+        assert client.enqueue("q", b"{}")[0].job_id
+        assert len(client.claim("q", wait_ms=5000)) == 1
+
+
 def test_ptrap_06_before_the_server_exists_and_restarts(awa_proxy, tmp_path_factory):
     directory = pathlib.Path(tempfile.mkdtemp(prefix="awa-"))  # the server is another user
     directory.chmod(0o755)
