@@ -430,6 +430,7 @@ void broker_take(struct broker *broker, struct session *session, struct request 
     }
     struct claim *claim = request_alloc(request, sizeof *claim);
     claim->request = request;
+    request->work = claim;
     claim->wanted = request->in.claim.jobs_max;
     claim->deadline.fire = on_deadline;
     group_add_claim(group_seat(group, session), claim);
@@ -449,21 +450,13 @@ void broker_end_claims(struct broker *broker, struct session *session)
 }
 
 /* What a call in flight brings for it goes to others, or back. */
-bool broker_end_claim(struct broker *broker, struct session *session, uint64_t request_id)
+void broker_end_claim(struct broker *broker, struct request *request)
 {
-    for (struct list_node *at = session->seats.first; at != NULL; at = at->next) {
-        struct seat *seat = CONTAINER_OF(at, struct seat, in_session);
-        struct group *group = seat->group;
-        for (struct list_node *node = seat->claims.first; node != NULL; node = node->next) {
-            struct claim *claim = CONTAINER_OF(node, struct claim, node);
-            if (claim->request->id != request_id)
-                continue;
-            answer_claim(broker, claim);
-            place(group);
-            return true;
-        }
-    }
-    return false;
+    struct claim *claim = request->work;
+    struct group *group = claim->seat->group;
+
+    answer_claim(broker, claim);
+    place(group);
 }
 
 void broker_init(struct broker *broker, const struct broker_setup *setup)

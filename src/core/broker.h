@@ -53,8 +53,8 @@ void broker_take(struct broker *broker, struct session *session, struct request 
 /* Answers all waiting claims of the session empty. */
 void broker_end_claims(struct broker *broker, struct session *session);
 
-/* Answers this one empty; false when no claim of the session waits under this id. */
-bool broker_end_claim(struct broker *broker, struct session *session, uint64_t request_id);
+/* Answers this waiting one empty. */
+void broker_end_claim(struct broker *broker, struct request *request);
 
 /* There is new work in this queue; or in any. */
 void broker_wake(struct broker *broker, struct bytes queue);

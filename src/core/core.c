@@ -28,10 +28,10 @@ static void end_claims(void *ctx, struct session *session)
     broker_end_claims(&core->broker, session);
 }
 
-static bool end_claim(void *ctx, struct session *session, uint64_t request_id)
+static void end_claim(void *ctx, struct request *request)
 {
     struct core *core = ctx;
-    return broker_end_claim(&core->broker, session, request_id);
+    broker_end_claim(&core->broker, request);
 }
 
 static void on_handed_back(void *ctx, handle session, size_t released)

@@ -63,7 +63,7 @@ static uint64_t request_hash(const struct sessions *sessions, handle session, ui
     return hash_of_u64(&sessions->requests, session, request_id);
 }
 
-bool owed_id_in_use(const struct sessions *sessions, handle session, uint64_t request_id)
+struct request *owed_find(const struct sessions *sessions, handle session, uint64_t request_id)
 {
     uint64_t hash = request_hash(sessions, session, request_id);
 
@@ -71,9 +71,9 @@ bool owed_id_in_use(const struct sessions *sessions, handle session, uint64_t re
          node = hash_next(node)) {
         struct request *request = CONTAINER_OF(node, struct request, by_id);
         if (request->session == session && request->id == request_id)
-            return true;
+            return request;
     }
-    return false;
+    return NULL;
 }
 
 void owed_add(struct session *session, struct request *request)

@@ -10,7 +10,8 @@
 
 #include "core/session.h"
 
-bool owed_id_in_use(const struct sessions *sessions, handle session, uint64_t request_id);
+/* The request that the session waits for under this id; NULL: none. */
+struct request *owed_find(const struct sessions *sessions, handle session, uint64_t request_id);
 void owed_add(struct session *session, struct request *request);
 
 /* From then on its answer goes nowhere. */

@@ -51,6 +51,7 @@ struct request {
     uint64_t id;
     enum request_kind kind;
     uint32_t frame_bytes; /* what it cost on the wire: credit */
+    void *work;           /* of the module that works on it */
     union {
         struct {
             const struct enqueue_order *orders;

@@ -242,7 +242,7 @@ static bool is_work(const struct request *request)
 static enum code refuse_reason(const struct session *session, const struct request *request,
                                struct err *err)
 {
-    if (owed_id_in_use(session->sessions, session->self, request->id) ||
+    if (owed_find(session->sessions, session->self, request->id) != NULL ||
         request->id == session->goodbye_id)
         return err_set(err, CODE_INVALID_ARGUMENT,
                        "request_id %llu is in use by an unanswered request",
@@ -285,9 +285,12 @@ static void take_heartbeat(const struct session *session, struct request *reques
 static void take_cancel(struct session *session, const struct request *request)
 {
     const struct session_handlers *handlers = &session->sessions->handlers;
+    struct request *named = owed_find(session->sessions, session->self, request->in.cancel_id);
     struct answer answer = {.kind = ANSWER_CANCEL};
 
-    answer.of.cancelled = handlers->end_claim(handlers->ctx, session, request->in.cancel_id);
+    answer.of.cancelled = named != NULL && named->kind == REQUEST_CLAIM;
+    if (answer.of.cancelled)
+        handlers->end_claim(handlers->ctx, named);
     session_send(session, request->id, &answer);
 }
 

@@ -63,8 +63,7 @@ struct session_handlers {
     void (*take)(void *ctx, struct session *session,
                  struct request *request);                  /* Enqueue … QueueCounts */
     void (*end_claims)(void *ctx, struct session *session); /* answer them empty */
-    bool (*end_claim)(void *ctx, struct session *session,
-                      uint64_t request_id); /* that one; false: none waits under this id */
+    void (*end_claim)(void *ctx, struct request *request);  /* this one */
     /* Ends all attempts of the list, which is empty then; tells that session (HANDLE_NONE: nobody)
      * with sessions_handed_back. */
     void (*hand_back)(void *ctx, struct list *attempts, enum job_outcome as, handle tell);

@@ -1,4 +1,6 @@
 /* session: states, request ids, credit, silence, and every way to leave. */
+#include <time.h>
+
 #include "core_world.h"
 
 static void hello_is_first_and_only_first(void **state)
@@ -651,6 +653,30 @@ static void draining_lets_workers_finish_what_they_hold(void **state)
     world_end(world);
 }
 
+/* Processor time for so many CancelRequests of no claim at all, while others wait. */
+static double cancel_s(size_t claims, size_t cancels)
+{
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    for (size_t i = 0; i < claims; i++)
+        claim(world, session, 10000 + i, 1, CLAIM_WAIT_MS_MAX);
+    clock_t began = clock();
+    for (size_t i = 0; i < cancels; i++)
+        cancel(world, session, 100 + i, 9);
+    double used_s = (double)(clock() - began) / CLOCKS_PER_SEC;
+    assert_false(answer_to(world, 1, 100)->flag);
+    world_end(world);
+    return used_s;
+}
+
+static void a_cancel_costs_the_same_however_many_wait(void **state)
+{
+    (void)state;
+    double few_s = cancel_s(1, 1500);
+    assert_true(cancel_s(1500, 1500) < 8 * few_s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -681,6 +707,7 @@ int main(void)
         cmocka_unit_test(goodbye_waits_for_answers_then_hands_back),
         cmocka_unit_test(silence_does_not_end_a_goodbye),
         cmocka_unit_test(draining_lets_workers_finish_what_they_hold),
+        cmocka_unit_test(a_cancel_costs_the_same_however_many_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ FAULTS = {
     "credit-of-outcomes-leaks": ("owed.c", "        session->finish_items -= request->in.finish.count;\n", "        (void)session;\n"),
     "never-read-again": ("owed.c", "        session->finish_items -= request->in.finish.count;\n    update_reading(session);", "        session->finish_items -= request->in.finish.count;"),
     "goodbye-does-not-wait": ("parting.c", "session->state != SESSION_LEAVING || session->requests.count > 0 || session->handing_back", "session->state != SESSION_LEAVING || session->handing_back"),
-    "id-in-use-is-accepted": ("session.c", "if (owed_id_in_use(session->sessions, session->self, request->id) ||", "if (false && owed_id_in_use(session->sessions, session->self, request->id) ||"),
+    "id-in-use-is-accepted": ("session.c", "if (owed_find(session->sessions, session->self, request->id) != NULL ||", "if (false && owed_find(session->sessions, session->self, request->id) != NULL ||"),
     "vanished-keeps-its-jobs": ("parting.c", "    parting_hand_back(session, as, HANDLE_NONE);\n    parting_free(session);", "    while (session->attempts.first != NULL)\n        attempt_orphan(CONTAINER_OF(session->attempts.first, struct attempt, node), as);\n    parting_free(session);"),
     "resumed-without-looking-at-the-id": ("session.c", "    if (id.len != SESSION_ID_BYTES)\n        return NULL;",
         "    if (id.len != SESSION_ID_BYTES)\n        return NULL;\n    for (uint32_t i = 0; i < sessions->table.size; i++) {\n        struct session *any = slots_at(&sessions->table, i);\n        if (any != NULL && session_can_be_resumed(any))\n            return any;\n    }"),
