@@ -62,6 +62,10 @@ enum {
     READ_BYTES_PER_TURN = 256 * 1024, /* of one connection, so that the others get their turn */
 };
 
+/* Memory of requests whose session has gone, all together. More: what was not sent to the database
+ * when its session goes is not sent any more. Nobody waits for its answer. */
+enum { LEFT_BYTES_MAX = 64 * 1024 * 1024 };
+
 /* Addresses that clients connect to; more: a bad setting. */
 enum { LISTENERS_MAX = 8 };
 

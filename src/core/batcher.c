@@ -83,6 +83,16 @@ void batcher_add(struct batcher *batcher, struct batch_item *item)
     list_push_back(&batcher->pending, &item->node);
 }
 
+bool batcher_forget(struct batcher *batcher, struct batch_item *item)
+{
+    struct list *list = item->node.head;
+
+    if (list != &batcher->pending && list != &batcher->later)
+        return false;
+    list_remove(list, &item->node);
+    return true;
+}
+
 void batcher_put_back(struct flush *flush, size_t keep)
 {
     while (flush->count > keep)

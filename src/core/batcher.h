@@ -110,6 +110,9 @@ void batcher_configure(struct batcher *batcher, size_t items_max, uint64_t flush
 
 void batcher_add(struct batcher *batcher, struct batch_item *item);
 
+/* Takes an item out that is not being sent; whether it was there. */
+bool batcher_forget(struct batcher *batcher, struct batch_item *item);
+
 /* For prepare(): takes the items from `keep` on out of the flush, back to the front of pending. */
 void batcher_put_back(struct flush *flush, size_t keep);
 

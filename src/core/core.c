@@ -34,6 +34,25 @@ static void end_claim(void *ctx, struct request *request)
     broker_end_claim(&core->broker, request);
 }
 
+static void forget(void *ctx, struct request *request)
+{
+    struct core *core = ctx;
+
+    switch (request->kind) {
+    case REQUEST_ENQUEUE: enqueuer_forget(&core->enqueuer, request); return;
+    case REQUEST_FINISH:
+    case REQUEST_RELEASE: finisher_forget(&core->finisher, request); return;
+    case REQUEST_COUNTS: counter_forget(&core->counter, request); return;
+    case REQUEST_CLAIM:
+    case REQUEST_HELLO:
+    case REQUEST_PING:
+    case REQUEST_GOODBYE:
+    case REQUEST_HEARTBEAT:
+    case REQUEST_CANCEL: break;
+    }
+    UNREACHABLE("nobody works on it any more");
+}
+
 static void on_handed_back(void *ctx, handle session, size_t released)
 {
     struct core *core = ctx;
@@ -130,11 +149,12 @@ static void init_broker(struct core *core, const struct core_setup *setup)
 
 void core_init(struct core *core, const struct env *env, const struct core_setup *setup)
 {
-    struct sessions_setup sessions = {.env = env,
-                                      .timers = &core->timers,
-                                      .attempts = &core->attempts,
-                                      .handlers = {core, take, end_claims, end_claim, hand_back},
-                                      .grace_us = setup->session_grace_us};
+    struct sessions_setup sessions = {
+        .env = env,
+        .timers = &core->timers,
+        .attempts = &core->attempts,
+        .handlers = {core, take, end_claims, end_claim, forget, hand_back},
+        .grace_us = setup->session_grace_us};
     struct leader_setup leader = {.env = env,
                                   .timers = &core->timers,
                                   .joined = on_joined,

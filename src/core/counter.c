@@ -22,8 +22,7 @@ static void start(struct count_work *work)
     counter->env->submit(counter->env->ctx, &work->call);
 }
 
-/* Nobody waits for the count of a session that is gone; one that has waited too long is answered
- * without. */
+/* One that has waited too long is answered without, and so is one of a session that has gone. */
 static void start_next(struct counter *counter)
 {
     uint64_t now_us = counter->env->now_us(counter->env->ctx);
@@ -32,9 +31,8 @@ static void start_next(struct counter *counter)
     while (counter->waiting.count > 0 && counter->in_flight < COUNTS_IN_FLIGHT_MAX) {
         struct count_work *work =
             CONTAINER_OF(list_pop_front(&counter->waiting), struct count_work, node);
-        if (session_of(counter->sessions, work->request->session) == NULL) {
-            request_free(work->request);
-        } else if (now_us > work->since_us + (uint64_t)REQUEST_MS * US_PER_MS) {
+        if (session_of(counter->sessions, work->request->session) == NULL ||
+            now_us > work->since_us + (uint64_t)REQUEST_MS * US_PER_MS) {
             err_set(&err, CODE_UNAVAILABLE, "waited %d ms behind other counts", REQUEST_MS);
             sessions_answer_err(counter->sessions, work->request, &err);
         } else {
@@ -73,10 +71,23 @@ void counter_take(struct counter *counter, struct request *request)
 
     work->counter = counter;
     work->request = request;
+    request->work = work;
     work->call.op = DB_COUNTS;
     work->call.done = on_counted;
     work->call.args.counts_queue = request->in.counts_queue;
     work->since_us = counter->env->now_us(counter->env->ctx);
     list_push_back(&counter->waiting, &work->node);
     start_next(counter);
+}
+
+void counter_forget(struct counter *counter, struct request *request)
+{
+    struct count_work *work = request->work;
+    struct err err;
+
+    if (!list_has(&counter->waiting, &work->node))
+        return;
+    list_remove(&counter->waiting, &work->node);
+    err_set(&err, CODE_UNAVAILABLE, "the session has gone");
+    sessions_answer_err(counter->sessions, request, &err);
 }

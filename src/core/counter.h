@@ -18,4 +18,7 @@ struct counter {
 
 void counter_take(struct counter *counter, struct request *request);
 
+/* Nobody waits for it any more: if it was not sent, it is not. */
+void counter_forget(struct counter *counter, struct request *request);
+
 #endif

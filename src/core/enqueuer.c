@@ -16,6 +16,7 @@ struct enqueue_item {
 struct enqueue_work {
     struct enqueuer *enqueuer;
     struct request *request;
+    struct enqueue_item *items;
     struct enqueue_result *results;
     size_t missing; /* jobs without a result */
 };
@@ -267,6 +268,8 @@ static void take_jobs(struct enqueuer *enqueuer, struct request *request)
 
     work->enqueuer = enqueuer;
     work->request = request;
+    work->items = items;
+    request->work = work;
     work->results = request_alloc(request, count * sizeof *work->results);
     work->missing =
         count + 1; /* one for this function, so that it is not answered under its feet */
@@ -290,6 +293,21 @@ void enqueuer_take(struct enqueuer *enqueuer, struct request *request)
         keyed_take(&enqueuer->keyed, request);
     else
         take_jobs(enqueuer, request);
+}
+
+void enqueuer_forget(struct enqueuer *enqueuer, struct request *request)
+{
+    struct enqueue_work *work = request->work;
+    size_t count = request->in.enqueue.count;
+
+    if (request->in.enqueue.key.data != NULL) {
+        keyed_forget(&enqueuer->keyed, request);
+        return;
+    }
+    work->missing++; /* for this function */
+    for (size_t i = 0; i < count; i++)
+        work->missing -= batcher_forget(&enqueuer->batcher, &work->items[i].batch);
+    work_count_down(work);
 }
 
 void enqueuer_forget_ids(struct enqueuer *enqueuer)

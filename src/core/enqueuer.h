@@ -46,6 +46,9 @@ void enqueuer_configure(struct enqueuer *enqueuer, size_t items_max, uint64_t fl
 
 void enqueuer_take(struct enqueuer *enqueuer, struct request *request);
 
+/* Nobody waits for this request any more: jobs that were not sent are not stored. */
+void enqueuer_forget(struct enqueuer *enqueuer, struct request *request);
+
 void enqueuer_forget_ids(struct enqueuer *enqueuer);
 
 void enqueuer_turn(struct enqueuer *enqueuer);

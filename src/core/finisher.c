@@ -23,6 +23,7 @@ struct finish_item {
 struct finish_work {
     struct finisher *finisher;
     struct request *request;
+    struct finish_item *items;
     struct finish_result *results;
     size_t missing; /* items without a result */
     const struct err
@@ -452,16 +453,21 @@ void finisher_free(struct finisher *finisher)
     }
 }
 
+static struct batcher *batcher_of(struct finisher *finisher, const struct finish_order *order)
+{
+    uint64_t batch_id = order->receipt.batch_id;
+    struct finisher_shard *shard = &finisher->shards[batch_id % finisher->shard_count];
+
+    return order->outcome == JOB_COMPLETE ? &shard->completes : &shard->others;
+}
+
 static void add_item(struct finisher *finisher, struct finish_item *item)
 {
-    const struct receipt *receipt = &item->order->receipt;
-    struct finisher_shard *shard = &finisher->shards[receipt->batch_id % finisher->shard_count];
-    struct attempt *attempt = attempts_find(finisher->attempts, receipt);
+    struct attempt *attempt = attempts_find(finisher->attempts, &item->order->receipt);
 
     if (attempt != NULL)
         attempt->endings++;
-    batcher_add(item->order->outcome == JOB_COMPLETE ? &shard->completes : &shard->others,
-                &item->batch);
+    batcher_add(batcher_of(finisher, item->order), &item->batch);
 }
 
 static void start_work(struct finisher *finisher, struct request *request,
@@ -473,6 +479,8 @@ static void start_work(struct finisher *finisher, struct request *request,
 
     work->finisher = finisher;
     work->request = request;
+    work->items = items;
+    request->work = work;
     work->is_hand_back = back != NULL;
     if (back != NULL)
         work->back = *back;
@@ -497,6 +505,20 @@ static void start_work(struct finisher *finisher, struct request *request,
 void finisher_take(struct finisher *finisher, struct request *request)
 {
     start_work(finisher, request, NULL);
+}
+
+void finisher_forget(struct finisher *finisher, struct request *request)
+{
+    struct finish_work *work = request->work;
+    size_t count = request->in.finish.count;
+
+    work->missing++; /* for this function */
+    for (size_t i = 0; i < count; i++) {
+        struct finish_item *item = &work->items[i];
+        if (batcher_forget(batcher_of(finisher, item->order), &item->batch))
+            item_decided(item, FINISH_ABORTED, NULL);
+    }
+    work_count_down(work);
 }
 
 void finisher_hand_back(struct finisher *finisher, const struct receipt *receipts, size_t count,

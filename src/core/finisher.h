@@ -62,6 +62,9 @@ void finisher_configure(struct finisher *finisher, size_t items_max, uint64_t fl
 /* REQUEST_FINISH or REQUEST_RELEASE of a session. */
 void finisher_take(struct finisher *finisher, struct request *request);
 
+/* Nobody waits for this request any more: outcomes that were not sent are not. */
+void finisher_forget(struct finisher *finisher, struct request *request);
+
 /* Ends attempts that nobody holds any more, as released or as lost with their worker; the receipts
  * are copied. told may be NULL. */
 struct hand_back {

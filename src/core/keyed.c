@@ -176,6 +176,7 @@ void keyed_take(struct keyed *keyed, struct request *request)
 
     work->keyed = keyed;
     work->request = request;
+    request->work = work;
     allot(work, request->in.enqueue.count);
     for (size_t i = 0; i < request->in.enqueue.count; i++) {
         work->results[i].err = orders[i].invalid;
@@ -190,6 +191,14 @@ void keyed_take(struct keyed *keyed, struct request *request)
     }
     layout_queues(&work->layout);
     batcher_add(&keyed->batcher, &work->batch);
+}
+
+void keyed_forget(struct keyed *keyed, struct request *request)
+{
+    struct keyed_work *work = request->work;
+
+    if (batcher_forget(&keyed->batcher, &work->batch))
+        answer(work);
 }
 
 void keyed_turn(struct keyed *keyed)

@@ -41,6 +41,9 @@ void keyed_free(struct keyed *keyed);
 /* A REQUEST_ENQUEUE with a key. */
 void keyed_take(struct keyed *keyed, struct request *request);
 
+/* Nobody waits for it any more: if it was not sent, it is not. */
+void keyed_forget(struct keyed *keyed, struct request *request);
+
 void keyed_turn(struct keyed *keyed);
 bool keyed_is_idle(const struct keyed *keyed);
 

@@ -94,3 +94,17 @@ void owed_remove(struct session *session, struct request *request)
     request->session = HANDLE_NONE;
     give_credit(session, request);
 }
+
+void owed_leave(struct session *session, struct request *request)
+{
+    struct sessions *sessions = session->sessions;
+    size_t bytes = request->arena.used_bytes;
+
+    owed_remove(session, request);
+    if (sessions->left_bytes + bytes > LEFT_BYTES_MAX) {
+        sessions->handlers.forget(sessions->handlers.ctx, request);
+        return;
+    }
+    request->left_bytes = bytes;
+    sessions->left_bytes += bytes;
+}

@@ -37,7 +37,7 @@ static void drop_requests(struct session *session)
 
     handlers->end_claims(handlers->ctx, session);
     while (session->requests.first != NULL)
-        owed_remove(session, CONTAINER_OF(session->requests.first, struct request, node));
+        owed_leave(session, CONTAINER_OF(session->requests.first, struct request, node));
 }
 
 /* The client can not have started what was never sent to it. */

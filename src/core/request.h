@@ -51,6 +51,7 @@ struct request {
     uint64_t id;
     enum request_kind kind;
     uint32_t frame_bytes; /* what it cost on the wire: credit */
+    size_t left_bytes;    /* counted in sessions->left_bytes: its session has gone */
     void *work;           /* of the module that works on it */
     union {
         struct {

@@ -96,6 +96,7 @@ void sessions_answer(struct sessions *sessions, struct request *request,
             send_answer(session, request->id, answer);
         parting_try_to_leave(session);
     }
+    sessions->left_bytes -= request->left_bytes;
     request_free(request);
 }
 
@@ -435,6 +436,7 @@ void sessions_init(struct sessions *sessions, const struct sessions_setup *setup
 void sessions_free(struct sessions *sessions)
 {
     CHECK(sessions->table.count == 0 && sessions->requests.count == 0 && sessions->ids.count == 0);
+    CHECK(sessions->left_bytes == 0);
     slots_free(&sessions->table);
     hash_free(&sessions->requests);
     hash_free(&sessions->ids);

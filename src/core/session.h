@@ -12,6 +12,7 @@
  * each id is one session's.
  * Invariants: a request is answered exactly once, or its connection is gone; a request id is in use
  * once per session; a session that has used up its credit is not read until answers have gone out;
+ * what vanished sessions have left takes LEFT_BYTES_MAX at most, or no time;
  * Finish, Release, Heartbeat, CancelRequest and Ping cost no credit. A session without attempts
  * ends with its connection: there is nothing to keep.
  * Not here: what requests do (enqueuer, finisher, broker, counter).
@@ -64,6 +65,8 @@ struct session_handlers {
                  struct request *request);                  /* Enqueue … QueueCounts */
     void (*end_claims)(void *ctx, struct session *session); /* answer them empty */
     void (*end_claim)(void *ctx, struct request *request);  /* this one */
+    /* Nobody waits for its answer: ends what was not sent to the database; may free it. */
+    void (*forget)(void *ctx, struct request *request);
     /* Ends all attempts of the list, which is empty then; tells that session (HANDLE_NONE: nobody)
      * with sessions_handed_back. */
     void (*hand_back)(void *ctx, struct list *attempts, enum job_outcome as, handle tell);
@@ -78,6 +81,7 @@ struct sessions {
     struct hash requests; /* by session and request id */
     struct hash ids;      /* sessions that can be resumed, by their id */
     size_t in_state[SESSION_STATES];
+    size_t left_bytes; /* requests whose session has gone, as long as they take */
     uint64_t grace_us;
     bool draining;
 };

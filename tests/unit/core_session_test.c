@@ -653,6 +653,74 @@ static void draining_lets_workers_finish_what_they_hold(void **state)
     world_end(world);
 }
 
+/* Whatever kind of request comes and goes while the database says nothing. */
+static void what_vanished_sessions_leave_is_bounded(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    const struct finisher_shard *shard = &world->core.finisher.shards[0];
+    size_t most = 0;
+
+    for (uint64_t i = 0; i < 600; i++) {
+        handle session = join(world, 1);
+        enqueue(world, session, 10, JOBS_PER_ENQUEUE_MAX);
+        enqueue_keyed(world, session, 11, JOBS_PER_ENQUEUE_MAX, "key");
+        finish(world, session, 12, 1 + i, 1, ITEMS_PER_FINISH_MAX, JOB_COMPLETE);
+        finish(world, session, 13, 1 + i, 1, ITEMS_PER_FINISH_MAX, JOB_FAIL);
+        take(world, session, REQUEST_COUNTS, 14);
+        vanish(world, session);
+        turn(world);
+        assert_true(world->core.sessions.left_bytes <= LEFT_BYTES_MAX);
+        if (i == 300)
+            most = world->core.enqueuer.batcher.pending.count + shard->completes.pending.count;
+    }
+    assert_true(most > 0); /* and they are carried out while there is room */
+    assert_int_equal(world->core.enqueuer.batcher.pending.count + shard->completes.pending.count,
+                     most);
+    assert_true(world->core.enqueuer.keyed.batcher.pending.count < 300);
+    assert_true(world->core.counter.waiting.count < 600);
+    assert_true(shard->others.pending.count < 300 * ITEMS_PER_FINISH_MAX);
+    wait_us(world, (uint64_t)(REQUEST_MS + 1) * US_PER_MS); /* nobody is asked any more */
+    for (struct db_call *call; (call = call_of(world, DB_COUNTS)) != NULL;)
+        fail_call(world, call, OUTCOME_NOT_DONE, "57P01");
+    world_end(world);
+}
+
+static void complete_held(struct world *world, handle session, uint64_t id)
+{
+    const struct list *held = &session_of(&world->core.sessions, session)->attempts;
+    struct request *request = request_of(REQUEST_FINISH, id);
+    struct finish_input *input = request_alloc(request, sizeof *input);
+
+    input->order.outcome = JOB_COMPLETE;
+    input->order.receipt = CONTAINER_OF(held->first, struct attempt, node)->receipt;
+    request->in.finish.inputs = input;
+    request->in.finish.count = 1;
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+/* Its session is back, and holds what it held. */
+static void a_forgotten_finish_ends_nothing(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join_holding(world, 1, 1);
+
+    world->core.sessions.left_bytes = LEFT_BYTES_MAX;
+    complete_held(world, session, 20);
+    vanish(world, session);
+    turn(world);
+    assert_null(call_of(world, DB_COMPLETE));
+    assert_null(call_of(world, DB_FINISH)); /* it waits for its client */
+    world->core.sessions.left_bytes = 0;
+    handle again = resume(world, 2, 1);
+    complete_held(world, again, 21);
+    turn(world);
+    reply_all_done(world, call_of(world, DB_COMPLETE));
+    assert_int_equal(answer_to(world, 2, 21)->statuses[0], FINISH_DONE);
+    world_end(world);
+}
+
 /* Processor time for so many CancelRequests of no claim at all, while others wait. */
 static double cancel_s(size_t claims, size_t cancels)
 {
@@ -707,6 +775,8 @@ int main(void)
         cmocka_unit_test(goodbye_waits_for_answers_then_hands_back),
         cmocka_unit_test(silence_does_not_end_a_goodbye),
         cmocka_unit_test(draining_lets_workers_finish_what_they_hold),
+        cmocka_unit_test(what_vanished_sessions_leave_is_bounded),
+        cmocka_unit_test(a_forgotten_finish_ends_nothing),
         cmocka_unit_test(a_cancel_costs_the_same_however_many_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
