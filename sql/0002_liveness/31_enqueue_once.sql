@@ -4,12 +4,13 @@
 -- what was stored then. A key stands for a whole request: with another number of jobs it is refused. Returns, for a new key, a row for each job that was
 -- refused (known false, no job_id), the others are stored under their ids; for a known key a row for each job in order (known true), with the
 -- id it got then, or NULL where it was refused then.
--- Locks: as enqueue_batch; the key, until commit. Waits for another open use of the same key, a second at most (then 55P03: nothing was done).
+-- Locks: as enqueue_batch; the key, until commit. Waits for another open use of the same key, 200 ms at most (then 55P03: nothing was done): its
+-- connection is then missing to others.
 -- Idempotent for as long as keys are kept.
 CREATE FUNCTION enqueue_once(p_key text, p_queues text[], p_queue_of smallint[], p_job_ids bigint[], p_priorities smallint[], p_kinds text[], p_args text[],
                              p_max_attempts smallint[], p_run_ats timestamptz[], p_ordering_keys text[], p_metadata text[], p_traceparents text[])
 RETURNS TABLE (item int, code text, reason text, known boolean, job_id bigint)
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '1s' SET jit = off AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '200ms' SET jit = off AS $$
 DECLARE
     v_ids bigint[] := claim_idempotency_key(p_key, p_job_ids);
     v_bad record;

@@ -1,4 +1,6 @@
 """enqueue_once: a request with an idempotency key, stored once however often it is sent."""
+import time
+
 import psycopg2
 import pytest
 
@@ -51,12 +53,15 @@ def test_nothing_stays_of_what_rolls_back(db):
     assert stored(db) == 1
 
 
-def test_another_open_use_is_waited_for_a_second(db):
+def test_another_open_use_is_waited_for_briefly(db):
+    """The connection that waits is missing to everybody who does not use that key."""
     other = db.session()
     other.begin()
     ids, _ = once(other, "key", ["{}"])
+    began = time.monotonic()
     with pytest.raises(psycopg2.errors.LockNotAvailable):
         once(db, "key", ["{}"])
+    assert 0.1 < time.monotonic() - began < 0.9
     other.commit()
     assert once(db, "key", ["{}"])[1] == [(1, None, None, True, ids[0])]
     assert stored(db) == 1
