@@ -173,8 +173,16 @@ static void fail(struct batcher *batcher, struct batch_item *item, const struct 
     batcher->ops->fail(item, &err);
 }
 
+/* What is wrong with one item is nobody else's trouble. */
+static void note_trouble(struct batcher *batcher, const struct err *err)
+{
+    if (err->code == CODE_OK || retry_trouble(err) != TROUBLE_ITEM)
+        batcher->trouble = *err;
+}
+
 void batcher_give_up(struct batcher *batcher, const struct err *cause, bool all)
 {
+    note_trouble(batcher, cause);
     for (struct list_node *node = batcher->pending.first, *next; node != NULL; node = next) {
         struct batch_item *item = item_of(node);
         next = node->next;
@@ -396,6 +404,7 @@ static void on_done(struct db_call *call, const struct db_reply *reply)
     struct flush *flush = CONTAINER_OF(call, struct flush, call);
 
     flush->batcher->in_flight--;
+    note_trouble(flush->batcher, &reply->err);
     switch (reply->outcome) {
     case OUTCOME_DONE: settle(flush, reply); return;
     case OUTCOME_NOT_DONE: recover(flush, reply); return;
@@ -432,9 +441,10 @@ static struct flush *flush_get(struct batcher *batcher)
  * when the next one is too late. */
 static uint64_t give_up_overdue(struct batcher *batcher)
 {
-    struct err err;
+    struct err err = batcher->trouble;
 
-    err_set(&err, CODE_UNAVAILABLE, "the database has not come to it for %d ms", REQUEST_MS);
+    if (err.code == CODE_OK)
+        err_set(&err, CODE_UNAVAILABLE, "the database has not come to it for %d ms", REQUEST_MS);
     for (struct list_node *node = batcher->pending.first, *next; node != NULL; node = next) {
         struct batch_item *item = item_of(node);
         next = node->next;

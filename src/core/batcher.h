@@ -86,6 +86,7 @@ struct batcher {
     uint64_t flush_us;
     unsigned flush_count; /* existing: spare, in flight, resting or in doubt */
     unsigned in_flight;
+    struct err trouble;        /* why nothing could be done lately; CODE_OK: it could */
     uint64_t deadlock_retries; /* transactions begun again after 40P01 */
     uint64_t deadlock_said_us;
 };

@@ -167,6 +167,28 @@ static void what_was_not_sent_in_time_is_answered(void **state)
     world_end(world);
 }
 
+/* Why is what the server said, however the time went by. */
+static void what_waited_for_ids_in_vain_hears_why(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    enqueue(world, session, 10, 1);
+    enqueue_keyed(world, session, 11, 1, "key");
+    turn(world);
+    while (answer_to(world, 1, 10) == NULL || answer_to(world, 1, 11) == NULL) {
+        if (call_of(world, DB_RESERVE_IDS) != NULL)
+            fail_call(world, call_of(world, DB_RESERVE_IDS), OUTCOME_NOT_DONE, "57P03");
+        wait_us(world, core_next_us(&world->core) - world->now_us);
+    }
+    assert_string_equal(answer_to(world, 1, 10)->sqlstate, "57P03");
+    assert_string_equal(answer_to(world, 1, 11)->sqlstate, "57P03");
+    assert_int_equal(answer_to(world, 1, 10)->code, CODE_UNAVAILABLE);
+    assert_true(world->now_us < (uint64_t)(REQUEST_MS + 2000) * US_PER_MS);
+    world_end(world);
+}
+
 static void busy_items_come_again(void **state)
 {
     (void)state;
@@ -519,6 +541,7 @@ int main(void)
         cmocka_unit_test(limits_of_a_call_are_kept),
         cmocka_unit_test(the_oldest_outcome_goes_first),
         cmocka_unit_test(what_was_not_sent_in_time_is_answered),
+        cmocka_unit_test(what_waited_for_ids_in_vain_hears_why),
         cmocka_unit_test(busy_items_come_again),
         cmocka_unit_test(a_deadlock_is_tried_three_times_whole_then_singly),
         cmocka_unit_test(one_bad_item_is_found_by_halves),

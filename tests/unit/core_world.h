@@ -29,6 +29,7 @@ struct sent {
     enum answer_kind kind;
     size_t count; /* of jobs or results */
     enum code code;
+    char sqlstate[SQLSTATE_LEN + 1];
     int64_t first_job_id;
     enum finish_status statuses[8];
     bool flag; /* resumed, cancelled */
@@ -127,8 +128,11 @@ static inline uint64_t world_send(void *ctx, handle connection, uint64_t request
     case ANSWER_ENQUEUE:
         sent->count = answer->of.enqueue.count;
         sent->first_job_id = answer->of.enqueue.results[0].job_id;
-        if (answer->of.enqueue.results[0].err != NULL)
+        if (answer->of.enqueue.results[0].err != NULL) {
             sent->code = answer->of.enqueue.results[0].err->code;
+            memcpy(sent->sqlstate, answer->of.enqueue.results[0].err->sqlstate,
+                   sizeof sent->sqlstate);
+        }
         break;
     case ANSWER_CLAIM:
         sent->count = answer->of.claim.count;
