@@ -206,6 +206,18 @@ def test_bad_file_changes_nothing(reloading, file, text, words):
     assert proxy.stop() == 0
 
 
+def test_what_is_no_file_holds_up_nobody(reloading, file):
+    proxy = reloading("drain_timeout_ms = 50\n")
+    client = Client(proxy.socket)
+    file.unlink()
+    os.mkfifo(file)
+    proxy.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: f"cannot read {file}: it is not a file" in proxy.log())
+    assert client.enqueue("q", b"{}")[0].job_id
+    client.close()
+    assert proxy.stop() == 0
+
+
 def test_log_level_is_reloaded(reloading):
     proxy = reloading("log_level = error\ndrain_timeout_ms = 50\n")
     said = proxy.reload("log_level = info\ndrain_timeout_ms = 50\n")
