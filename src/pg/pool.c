@@ -13,7 +13,8 @@ enum {
     TICK_MS = 100, /* deadlines and reconnects are looked at so often, while there are any */
     AGAIN_FIRST_MS = 50,
     AGAIN_DOUBLINGS_MAX = 6,
-    PROVEN_MS = 5 * 1000, /* a connection that lasted so long was a good one */
+    PROVEN_MS = 5 * 1000,     /* a connection that lasted so long was a good one */
+    SAY_AGAIN_MS = 20 * 1000, /* between two reasons for the same trouble */
 };
 
 struct place {
@@ -35,6 +36,8 @@ struct pool {
     unsigned first_host; /* which of the URL's hosts the next connection tries first */
     bool pooler_told;
     struct err last_err;
+    struct err said_err; /* why there was no connection, as logged last, and when */
+    uint64_t said_us;
     struct err leave_err;
     struct place places[POOL_SIZE_MAX];
 };
@@ -181,7 +184,29 @@ static bool is_retirement(const struct place *place)
     return place->retired && pipe_owed(place->pipe) == 0;
 }
 
-static void log_loss(const struct pool *pool, const struct place *place, const struct err *err)
+/* Once, not per try; but what hinders now may be another thing than what did at first. */
+static bool is_to_say(const struct pool *pool, const struct err *err)
+{
+    bool is_other = strcmp(err->sqlstate, pool->said_err.sqlstate) != 0 ||
+                    strcmp(err->message, pool->said_err.message) != 0;
+    uint64_t again_us = pool->said_us + (uint64_t)SAY_AGAIN_MS * US_PER_MS;
+
+    return pool->failures == 0 || (is_other && clock_mono_us() >= again_us);
+}
+
+static void log_connect_failed(struct pool *pool, const struct err *err)
+{
+    char text[ERR_MESSAGE_BYTES];
+
+    if (!is_to_say(pool, err))
+        return;
+    pool->said_err = *err;
+    pool->said_us = clock_mono_us();
+    log_event(LOG_WARN, "pg_connect_failed", "pool=%s sqlstate=%s reason=\"%s\"", pool->with.name,
+              err->sqlstate, log_text(text, sizeof text, err->message));
+}
+
+static void log_loss(struct pool *pool, const struct place *place, const struct err *err)
 {
     char text[ERR_MESSAGE_BYTES];
 
@@ -192,9 +217,8 @@ static void log_loss(const struct pool *pool, const struct place *place, const s
         log_event(LOG_WARN, "pg_lost", "pool=%s pid=%d sqlstate=%s reason=\"%s\"", pool->with.name,
                   (int)pipe_backend(place->pipe)->pid, err->sqlstate,
                   log_text(text, sizeof text, err->message));
-    else if (pool->failures == 0) /* once, not per try */
-        log_event(LOG_WARN, "pg_connect_failed", "pool=%s sqlstate=%s reason=\"%s\"",
-                  pool->with.name, err->sqlstate, log_text(text, sizeof text, err->message));
+    else
+        log_connect_failed(pool, err);
 }
 
 static void back_off(struct pool *pool)

@@ -114,3 +114,14 @@ def test_every_new_connection_looks_again(serve, cluster, own_database):
     assert client.enqueue("q", b"{}")[0].job_id > 0
     client.close()
     assert proxy.stop() == 0
+
+
+def test_ptrap_07_another_reason_is_said_too(serve, own_database):
+    """What hinders at last is not what hindered at first: both have to be mended."""
+    execute(own_database, "ALTER SCHEMA awa RENAME TO elsewhere")
+    proxy = serve(own_database)
+    wait_for(lambda: "schema awa does not exist" in proxy.log())
+    name = own_database.split("/")[3].split("?")[0]
+    execute(own_database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    wait_for(lambda: "is read-only" in proxy.log())
+    assert proxy.log().count("pg_connect_failed") <= 4, proxy.log()  # two pools, two reasons
