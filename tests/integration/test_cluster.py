@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import re
+import select
 import signal
 import socket
 import struct
@@ -162,6 +163,9 @@ class Load:
         wait_for(is_over)
         client.close()
         assert [job for job, times in self.accepted.items() if times > 1] == [], "accepted twice"
+        untold = list(self.stored - self.accepted.keys())  # the answer to its completion was lost
+        assert ask(url, "SELECT id FROM unnest(%s::bigint[]) id WHERE NOT EXISTS"
+                        " (SELECT FROM awa.get_job(id) WHERE state = 'completed')", untold) == [], "acknowledged and lost"
         completed, = ask(url, f"SELECT completed FROM awa.queue_counts_exact('{self.queue}')")[0]
         unacknowledged = completed - len(self.stored)
         assert 0 <= unacknowledged <= 5 * len(self.threads) * 10, (completed, len(self.stored))
@@ -344,7 +348,13 @@ def test_ptrap_11_saturated_pool(start, own_database):
     holder, filler = Client(leader.socket), Client(leader.socket)
     holder.enqueue("held", *[b"{}"] * 5)
     held = holder.claim("held", jobs=5, wait_ms=5000)
-    wait_for(lambda: [filler.enqueue("q", *[b"{}"] * 100) for _ in range(20)] and len(backends(leader, "data")) >= 1)
+
+    def is_full():
+        for _ in range(5):
+            for request in [filler.send(queue_counts=pb.QueueCounts(queue="q")) for _ in range(20)]:
+                filler.answer(request)
+        return len(backends(leader, "data")) == 2
+    wait_for(is_full)
     frozen = backends(leader, "data")
     stop_backends(frozen, signal.SIGSTOP)
     try:
@@ -357,6 +367,7 @@ def test_ptrap_11_saturated_pool(start, own_database):
             assert late.complete(*late.claim("promoted", wait_ms=5000))[0].status == pb.DONE
         missing = ask(own_database, "SELECT count(*) FROM awa.runtime_instances WHERE missing_since IS NOT NULL")
         assert missing == [(0,)], "liveness starved"
+        assert select.select([filler.socket], [], [], 0)[0] == [], "the pool was not saturated"
     finally:
         stop_backends(frozen, signal.SIGCONT)
     assert all(filler.answer(w).enqueue_ok.results[0].job_id for w in waiting)

@@ -7,9 +7,9 @@ import pytest
 from proxy_process import Proxy, wait_for
 from wire_client import Client, pb
 
-IDLE_KIB = 8 * 1024
+IDLE_KIB = 3 * 1024
 SESSIONS = 1000
-SESSIONS_KIB = 14 * 1024
+SESSIONS_KIB = 6 * 1024
 
 
 @pytest.fixture

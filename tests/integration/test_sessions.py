@@ -256,12 +256,13 @@ def test_cancel_request(start):
 # ---- vanishing
 
 class Conversation:
-    """A client that may be cut at any byte it sends and after any frame it gets."""
+    """A client that may be cut at any byte it sends and after any frame it gets; or it sends nonsense there, and the proxy closes."""
 
-    def __init__(self, proxy, cut_at_byte, cut_after_frames):
+    def __init__(self, proxy, cut_at_byte, cut_after_frames, nonsense=b""):
         self.client = Client(proxy.socket, hello=False)
-        self.left_bytes, self.left_frames = cut_at_byte, cut_after_frames
+        self.left_bytes, self.left_frames, self.nonsense = cut_at_byte, cut_after_frames, nonsense
         self.stored = []
+        self.held = {}          # job id: attempt, of what it got and never began to end
 
     def ask(self, **request):
         request_id = self.client.next_id
@@ -275,57 +276,78 @@ class Conversation:
         self.left_frames -= 1
         return self.client.answer(request_id)
 
+    def end(self, *jobs, **request):
+        """Asks for an end of these jobs; what comes of it is uncertain once the frame is out."""
+        if self.left_bytes > 0:
+            for job in jobs:
+                del self.held[job.job_id]
+        self.ask(**request)
+
     def run(self):
         with contextlib.suppress(EOFError):
             self.ask(hello=pb.Hello(major=1))
             answer = self.ask(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")] * 3))
             self.stored += [result.job_id for result in answer.enqueue_ok.results]
             jobs = self.ask(claim=pb.Claim(queues=["q"], max_jobs=2, wait_ms=2000)).claim_ok.jobs
+            self.held = {job.job_id: job.attempt for job in jobs}
             self.ask(heartbeat=pb.Heartbeat(items=[pb.HeartbeatItem(receipt=j.receipt) for j in jobs]))
-            self.ask(finish=pb.Finish(items=[pb.FinishItem(receipt=jobs[0].receipt, complete=pb.Complete())]))
-            self.ask(release=pb.Release(receipts=[j.receipt for j in jobs[1:]]))
+            self.end(jobs[0], finish=pb.Finish(items=[pb.FinishItem(receipt=jobs[0].receipt, complete=pb.Complete())]))
+            self.end(*jobs[1:], release=pb.Release(receipts=[j.receipt for j in jobs[1:]]))
             self.ask(cancel_request=pb.CancelRequest(request_id=3))
             self.ask(queue_counts=pb.QueueCounts(queue="q"))
             self.ask(goodbye=pb.Goodbye())
+        with contextlib.suppress(BrokenPipeError):
+            self.client.send_raw(self.nonsense)
+        if self.nonsense:
+            self.client.rest()
         self.client.close()
 
 
-def finish_everything(proxy, url, queue="q"):
+def finish_everything(proxy, queue="q"):
     """Completes what there is until nothing is left; returns the counts."""
     client = Client(proxy.socket)
     client.socket.settimeout(60)
-    while True:
+
+    def is_over():
         jobs = client.claim(queue, jobs=512, wait_ms=200)
         if jobs:
             assert set(statuses(client.complete(*jobs))) == {"DONE"}
         counts = client.counts(queue)
-        if counts.available + counts.running + counts.retryable == 0:
-            client.close()
-            return counts
+        return counts.available + counts.running + counts.retryable == 0
+
+    wait_for(is_over)
+    counts = client.counts(queue)
+    client.close()
+    return counts
+
+
+NONSENSE = b"\xff" * 20
 
 
 @pytest.mark.parametrize("in_frame", [0, 1, 7])
 def test_ptrap_01_a_client_vanishes_at_every_point(start, own_database, in_frame):
-    """Before, in and after each request: no job is lost, none ends twice, and each that ran twice
-    has its rescue in its errors."""
+    """Before, in and after each request: no job is lost, none ends twice, and each that ran twice, or was in a client's
+    hands when that vanished, has its rescue in its errors."""
     proxy = start(*DRAIN_OPTION, *SHORT_GRACE)
-    stored = []
-    for frames in range(10):
-        for _ in range(3):      # some find the answer on its way, others do not
-            conversation = Conversation(proxy, 1 << 30, frames)
-            conversation.run()
-            stored += conversation.stored
-    for cut_at_byte in range(1, 420, 20):
-        conversation = Conversation(proxy, cut_at_byte + in_frame, 99)
+    stored, held = [], []
+    conversations = [(1 << 30, frames, b"") for frames in range(10) for _ in range(3)]  # some find the answer on its way, others do not
+    conversations += [(1 << 30, frames, NONSENSE) for frames in range(10)]
+    conversations += [(cut_at_byte + in_frame, 99, b"") for cut_at_byte in range(1, 420, 20)]
+    for cut in conversations:
+        conversation = Conversation(proxy, *cut)
         conversation.run()
         stored += conversation.stored
-    counts = finish_everything(proxy, own_database)
+        held += conversation.held.items()
+    counts = finish_everything(proxy)
     assert counts.completed >= len(stored) > 0 and counts.failed == 0
-    rows = job_rows(own_database, stored)
-    assert len(rows) == len(stored)
+    rows = job_rows(own_database, {*stored, *(job_id for job_id, _ in held)})
+    assert set(rows) >= set(stored)
     for state, attempt, errors in rows.values():
         assert state == "completed"
         assert errors == [(number, "worker lost") for number in range(1, attempt)]
+    assert len(held) > 10
+    for job_id, attempt in held:
+        assert (attempt, "worker lost") in rows[job_id][2]
     stop(proxy)
 
 
@@ -394,6 +416,10 @@ class Worker:
             if line.startswith("start "):
                 self.starts.append(tuple(map(int, line.split()[1:])))
 
+    def let_end(self):
+        """Jobs of kind "wait" end from now on. Only once it has started one job: before, the signal would end the worker."""
+        self.process.send_signal(signal.SIGUSR1)
+
     def end(self, number):
         self.process.send_signal(number)
         self.process.wait(40)
@@ -403,28 +429,50 @@ class Worker:
 
 
 def test_workers_killed_under_load(start, own_database, build):
-    """Every acknowledged job reaches exactly one accepted outcome; whatever ran twice is explained
-    by its rescue record."""
+    """Every acknowledged job reaches exactly one accepted outcome; whatever ran twice, or was running when its worker was killed, is
+    explained by its rescue record."""
     proxy = start(*DRAIN_OPTION, *SHORT_GRACE)
     producer = Client(proxy.socket)
-    stored, starts = [], []
-    workers = [Worker(build, proxy) for _ in range(3)]
-    for number in range(6):
-        for _ in range(4):
-            stored += [result.job_id for result in producer.enqueue("q", *[b"{}"] * 50)]
-        victim = workers[number % 3]
-        wait_for(lambda worker=victim: len(worker.starts) > 20)
-        starts += victim.end(signal.SIGKILL)
-        workers[number % 3] = Worker(build, proxy)
-    wait_for(lambda: producer.counts("q").completed == len(stored))
-    for worker in workers:
+    stored, endless, starts, killed = [], set(), [], []
+    steady = [Worker(build, proxy) for _ in range(2)]
+
+    def enqueue(kind):
+        results = producer.call(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind=kind)] * 10)).enqueue_ok.results
+        stored.extend(result.job_id for result in results)
+        return [result.job_id for result in results]
+
+    for worker in steady:
+        wait_for(lambda w=worker: enqueue("test") and w.starts)
+        worker.let_end()
+    for _ in range(4):
+        victim = Worker(build, proxy)
+
+        def is_at_work(worker=victim):
+            enqueue("test")
+            endless.update(enqueue("wait"))     # ends in a steady worker only
+            return sum(job_id in endless for job_id, _ in worker.starts) > 2
+        wait_for(is_at_work)
+        victim_starts = victim.end(signal.SIGKILL)
+        starts += victim_starts
+        killed += [start for start in victim_starts if start[0] in endless]
+
+    def is_over():
+        counts = producer.counts("q")
+        return counts.completed + counts.failed == len(stored)
+    wait_for(is_over)
+    for worker in steady:
         starts += worker.end(signal.SIGTERM)
         assert worker.process.returncode == 0
     rows = job_rows(own_database, stored)
     assert len(set(starts)) == len(starts), "an attempt was executed twice"
+    assert {job_id for job_id, _ in starts} == set(stored)
     for job_id, attempt in starts:
-        state, last, errors = rows[job_id]
-        assert state == "completed" and (attempt == last or (attempt, "worker lost") in errors)
-    for _, last, errors in rows.values():
-        assert errors == [(number, "worker lost") for number in range(1, last)]
+        _, last, errors = rows[job_id]
+        assert attempt == last or (attempt, "worker lost") in errors
+    for job_id, attempt in killed:
+        assert (attempt, "worker lost") in rows[job_id][2]
+    for state, last, errors in rows.values():
+        lost = [(number, "worker lost") for number in range(1, last)]
+        assert (state, errors) in [("completed", lost), ("failed", [*lost, (last, "worker lost"), (last, "crashed")])]
+        assert state == "completed" or last == 3, "only of what killed three workers"
     stop(proxy, producer)
