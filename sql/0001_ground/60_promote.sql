@@ -18,6 +18,30 @@ SELECT pg_temp.create_slot_function(16, $sig$
         SELECT array_agg(lane_id) INTO o_lane_ids FROM moved;
 $branch$);
 
+-- How long a job waits that could not be moved.
+CREATE FUNCTION promote_again_after() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '1 minute' $$;
+
+-- The same, in subtransactions. A job that cannot be moved (its row is damaged, say) is found by halving, so its neighbours are moved now; it is reported as a
+-- warning, and put off. What is not the fault of a row, like a full disk, fails the call.
+CREATE FUNCTION move_what_can_be(p_slot int, p_now timestamptz, p_job_ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_half CONSTANT int := cardinality(p_job_ids) / 2;
+BEGIN
+    BEGIN
+        RETURN move_deferred(p_slot, p_now, p_job_ids);
+    EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR internal_error THEN
+        IF v_half = 0 THEN
+            RAISE WARNING 'job % could not be promoted: % (SQLSTATE %)', p_job_ids[1], SQLERRM, SQLSTATE;
+        END IF;
+    END;
+    IF v_half > 0 THEN
+        RETURN move_what_can_be(p_slot, p_now, p_job_ids[:v_half]) || move_what_can_be(p_slot, p_now, p_job_ids[v_half + 1:]);
+    END IF;
+    UPDATE deferred_jobs SET due_at = p_now + promote_again_after() WHERE job_id = p_job_ids[1];
+    RETURN '{}';
+END $$;
+
 -- Due jobs behind the last pass's position: those it stepped over, and those that became visible since. STABLE so that it is inlined
 -- and a LIMIT stops it; the caller's statement gives the snapshot. The last two branches must be walked by xid, never by due_at, where the
 -- dead rows lie: + interval '0' hides the column from that index.
@@ -62,13 +86,13 @@ BEGIN
              WHERE (due_at, job_id) > (v_last.due_at, v_last.job_id) AND due_at <= v_now AND pg_visible_in_snapshot(xid, v_next.seen)
              ORDER BY due_at, job_id LIMIT p_limit - cardinality(v_behind) FOR UPDATE SKIP LOCKED) d;
     IF cardinality(v_behind) > 0 OR v_due IS NOT NULL THEN
-        v_lanes := move_deferred((enter_queue_slot() & 15)::int, v_now, v_behind || v_due);
+        v_lanes := move_what_can_be((enter_queue_slot() & 15)::int, v_now, v_behind || v_due);
         v_moved := coalesce(cardinality(v_lanes), 0);
         PERFORM wake_lanes(v_lanes);
     ELSIF NOT EXISTS (SELECT FROM deferred_jobs WHERE xid >= pg_snapshot_xmax(v_last.seen)) THEN
         RETURN 0;   -- nothing new: an idle database writes nothing
     END IF;
-    IF v_moved = p_limit AND v_due IS NOT NULL THEN
+    IF cardinality(v_behind || v_due) = p_limit AND v_due IS NOT NULL THEN
         v_next.due_at := v_last_due;
         v_next.job_id := v_due[cardinality(v_due)];
     END IF;

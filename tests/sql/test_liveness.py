@@ -602,6 +602,7 @@ def test_trap_21_completion_in_flight_and_rescue(db):
     flush.begin()
     assert flush.finish(claim[:1], RETRY) == [DONE]
     assert db.rescue() == 2, "one attempt is"
+    assert not any("could not be rescued" in line for line in db.connection.notices), "it met the other at a row"
     flush.commit()
     assert db.rescue() == 0
     assert db.counts() == {"retryable": 3}

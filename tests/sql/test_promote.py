@@ -1,5 +1,6 @@
 """Promotion: due jobs become available once, none is forgotten, and the cost does not grow with what was promoted."""
 import datetime
+import re
 
 import pytest
 
@@ -133,6 +134,34 @@ def test_many_locked_rows_do_not_stop_the_others(db, locked):
     for _ in range(4):
         db.promote()
     assert sorted(db.work()) == ids[:locked]
+
+
+@pytest.mark.parametrize("limit", [1000, 7])
+def test_trap_18_bad_rows_block_nobody_and_are_visible(db, limit):
+    """Rows that no slot takes, more of them than a pass remembers, among others; within a limit or over many of them."""
+    db.rows("DO $do$ BEGIN FOR s IN 0 .. 15 LOOP"
+            " EXECUTE format('ALTER TABLE awa.%I ADD CONSTRAINT whole CHECK (kind <> ''bad'')', 'ready_entries_' || to_char(s, 'FM00'));"
+            " END LOOP; END $do$")
+    good, bad = [], []
+    for _ in range(35):
+        good += enqueue_due(db, 2)
+        bad += enqueue_due(db, 2, kind="bad")
+    moved = 0
+    for _ in range(140 // limit + 1):
+        moved += db.promote(limit)
+    assert moved == len(good)
+    assert sorted(db.claim().ids) == good
+    assert deferred_ids(db) == bad
+    assert set(re.findall(r"WARNING:  job (\d+) could not be promoted: new row .* violates check constraint", "".join(db.connection.notices))) <= {*map(str, bad)}
+    assert f"job {bad[-1]} could not be promoted" in "".join(db.connection.notices)
+    late = enqueue_due(db)
+    assert db.promote(1) == 1, "for a while they are nobody's business"
+    assert db.claim().ids == late
+    db.rows("DO $do$ BEGIN FOR s IN 0 .. 15 LOOP"
+            " EXECUTE format('ALTER TABLE awa.%I DROP CONSTRAINT whole', 'ready_entries_' || to_char(s, 'FM00')); END LOOP; END $do$")
+    make_due(db, bad)
+    assert db.promote() == len(bad)
+    assert sorted(db.claim().ids) == bad
 
 
 def test_locked_row_that_is_deleted_is_forgotten(db):
