@@ -359,6 +359,9 @@ def test_ptrap_11_saturated_pool(start, own_database):
     stop_backends(frozen, signal.SIGSTOP)
     try:
         waiting = [filler.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")])) for _ in range(200)]
+        for number in range(10):  # calls of their own, each
+            filler.send(queue_counts=pb.QueueCounts(queue=f"counted{number}"))
+            filler.send(claim=pb.Claim(queues=[f"claimed{number}"], max_jobs=1, wait_ms=100))
         late = Client(other.socket)
         began = time.monotonic()
         while time.monotonic() < began + 6:
