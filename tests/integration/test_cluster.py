@@ -206,13 +206,13 @@ def test_other_proxies_are_told_of_new_work(start):
     began = time.monotonic()
     producer.enqueue("q", b"{}")
     assert len(waiting.answer(claim).claim_ok.jobs) == 1
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     claim = waiting.send(claim=pb.Claim(queues=["later"], max_jobs=1, wait_ms=20000))
     time.sleep(3.5)
     began = time.monotonic()
     producer.enqueue("later", b"{}", run_at_us=soon_us())  # promoted by the leader
     assert len(waiting.answer(claim).claim_ok.jobs) == 1
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 3
 
 
 def test_ptrap_10_leader_that_can_not_do_a_duty(start, own_database):
@@ -309,27 +309,35 @@ def test_killed_proxy(start, own_database, capsys):
 
 
 def test_ptrap_12_control_connection_killed_every_two_seconds(start, own_database, capsys):
-    proxies = [start("--instance-missing-ms", "1500") for _ in range(2)]
+    """Polls are rare: what finds a job is that it is announced, or that who could not hear it asks at once when he hears again."""
+    proxies = [start("--instance-missing-ms", "1500", "--poll-min-ms", "1000", "--poll-max-ms", "60000") for _ in range(2)]
     wait_leader(own_database, proxies)
     holder = Client(proxies[0].socket)
     holder.enqueue("held", *[b"{}"] * 5)
     held = holder.claim("held", jobs=5, wait_ms=5000)
     producer, worker = Client(proxies[0].socket), Client(proxies[1].socket)
+
+    def latency_s():
+        claim = worker.send(claim=pb.Claim(queues=["q"], max_jobs=1, wait_ms=15000))
+        began = time.monotonic()
+        producer.enqueue("q", b"{}")
+        jobs = worker.answer(claim).claim_ok.jobs
+        took = time.monotonic() - began
+        assert worker.complete(*jobs)[0].status == pb.DONE
+        return took
+
+    for _ in range(5):
+        latency_s()  # each doubles the pause between polls
     slowest = 0.0
     for _ in range(5):
         next_s = time.monotonic() + 2
         pids = [backends(p, "control")[-1] for p in proxies]
         end_backends(own_database, pids)
         while time.monotonic() < next_s:
-            claim = worker.send(claim=pb.Claim(queues=["q"], max_jobs=1, wait_ms=5000))
-            began = time.monotonic()
-            producer.enqueue("q", b"{}")
-            jobs = worker.answer(claim).claim_ok.jobs
-            slowest = max(slowest, time.monotonic() - began)
-            assert worker.complete(*jobs)[0].status == pb.DONE
+            slowest = max(slowest, latency_s())
         wait_for(lambda: all(backends(p, "control")[-1] not in pids for p in proxies))
     said(capsys, f"control connections killed: slowest job waited {slowest * 1000:.0f} ms")
-    assert slowest < 1
+    assert slowest < 2
     wait_leader(own_database, proxies)
     assert {r.status for r in holder.complete(*held)} == {pb.DONE}, "a living claim was rescued"
 
