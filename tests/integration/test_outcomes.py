@@ -19,6 +19,7 @@ CLOSED_BOUND_S = 5          # a closed connection: far below a second when nothi
 CLAIM_STALL_BOUND_S = 15    # a silent one: given up after 10 s
 STALL_BOUND_S = 25          # any other call: after 15 s
 REQUEST_BOUND_S = 32        # an own deadline of 30 s
+CONTROL_BOUND_S = 10        # a control session that is given up: at once; a silent one would idle out after 15 s
 OPTIONS = ("--drain-timeout-ms", "2000", "--pool-size", "3")
 
 
@@ -407,7 +408,8 @@ def test_ptrap_04_control_session_is_replaced(world):
     client = world.connect()
     wait_for(lambda: "event=leading" in world.log())
     world.relay.inject("forget", "awa_PROMOTE_DUE").wait()
-    wait_for(lambda: world.log().count("event=leading") == 2)
+    with within(CONTROL_BOUND_S):
+        wait_for(lambda: world.log().count("event=leading") == 2)
     assert world.log().count("pg_connected pool=control") == 2
     ids_of(enqueue(client))
     assert statuses(client.complete(*client.claim("q", wait_ms=5000))) == ["DONE"]
