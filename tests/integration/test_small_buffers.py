@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from proxy_process import Proxy, is_healthy
+from proxy_process import Proxy, is_healthy, wait_for
 from relay import Relay
 from wire_client import Client, pb, statuses
 
@@ -32,9 +32,9 @@ def connect_small(proxy):
     return client
 
 
-def send_all(client, queue):
+def send_all(client, queue, requests=REQUESTS):
     """10 MB, and not a byte is read meanwhile."""
-    return [client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue=queue, kind="k", args=ARGS)])) for _ in range(REQUESTS)]
+    return [client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue=queue, kind="k", args=ARGS)])) for _ in range(requests)]
 
 
 def receive_all(client, sent):
@@ -62,5 +62,10 @@ def test_ptrap_14_everybody_sends_before_reading(proxy):
     receive_all(producer, sent)
     counts = producer.counts("two")
     assert (done, len(sent), counts.available) == (REQUESTS, REQUESTS, REQUESTS)
+    claim = worker.send(claim=pb.Claim(queues=["two"], max_jobs=25, wait_ms=10000))
+    wait_for(lambda: producer.counts("two").running == 25)
+    sent = send_all(worker, "three", 25)  # while as much is owed to it, and stuck
+    assert [job.args for job in worker.answer(claim).claim_ok.jobs] == [ARGS] * 25
+    receive_all(worker, sent)
     assert "pg_lost" not in proxy.log()
     assert proxy.stop() == 0
