@@ -32,7 +32,9 @@ CALL_S = 15.0           # a call to Postgres without an answer is given up
 RESOLVE_S = 1.0         # then the proxy finds out what became of it
 IDLE_S = 60.0           # either end of a client's connection gives a silent one up
 
-STALLED_CALLS = ("awa_CLAIM", "awa_COMPLETE_BATCH", "awa_ENQUEUE_ONCE", "awa_FINISH_ITEMS")
+STALLED_CALLS = ("awa_COMPLETE_BATCH", "awa_ENQUEUE_BATCH", "awa_ENQUEUE_ONCE", "awa_FINISH_ITEMS")
+CLAIM_WITH_JOBS = 2     # rows: a batch, and the one that says that there is no more
+TERMINATED = 8
 
 
 @dataclasses.dataclass
@@ -81,26 +83,35 @@ def kill_proxy(world, rng, spared=None):
     return Figure(f"{place.name}, {'leader' if leads else 'follower'}", accepted_s, held_s)
 
 
-def hit_backend(world, rng, hit):
-    """hit(pid) ends a server process of a proxy, data or control."""
-    place = rng.choice(world.proxies)
-    pool = rng.choice(("data", "data", "control"))
-    held = world.hold(place)
-    pid = rng.choice(wait_for(lambda: world.live_backends(place, pool), "a backend"))
+def hit_backend(world, place, pool, hit):
+    """hit(pid) ends a server process of a proxy. When that was."""
+    pid = wait_for(lambda: world.live_backends(place, pool), "a backend")[-1]
     before = place.proxy.log().count("event=pg_lost")
     began = time.monotonic()
     hit(pid)
     wait_for(lambda: place.proxy.log().count("event=pg_lost") > before, "the loss of the connection")
-    return Figure(f"{place.name}, {pool}", world.accepted(place, began), held.end(began))
+    return began
 
 
 def terminate_backend(world, rng):
-    return hit_backend(world, rng, lambda pid: world.ask("SELECT pg_terminate_backend(%s)", pid))
+    """The server processes of several connections of a proxy, one after the other, data and control."""
+    place = rng.choice(world.proxies)
+    held = world.hold(place)
+    slowest = 0.0
+    for _ in range(TERMINATED):
+        pool = rng.choice(("data", "data", "control"))
+        began = hit_backend(world, place, pool, lambda pid: world.ask("SELECT pg_terminate_backend(%s)", pid))
+        slowest = max(slowest, world.accepted(place, began))
+    return Figure(f"{place.name}, {TERMINATED} times, the slowest", slowest, held.end(began))
 
 
 def kill_backend(world, rng):
-    """kill -9: Postgres then ends all its sessions, and recovers by itself."""
-    return hit_backend(world, rng, lambda pid: os.kill(pid, signal.SIGKILL))
+    """kill -9 of one: Postgres then ends all its sessions, and recovers by itself."""
+    place = rng.choice(world.proxies)
+    pool = rng.choice(("data", "control"))
+    held = world.hold(place)
+    began = hit_backend(world, place, pool, lambda pid: os.kill(pid, signal.SIGKILL))
+    return Figure(f"{place.name}, {pool}", world.accepted(place, began), held.end(began))
 
 
 def end_server(world, rng, end):
@@ -122,19 +133,22 @@ def restart_server(world, rng):
 
 
 def stall_server(world, rng):
-    """A connection between proxy and Postgres falls silent behind a commit, and stays open. What that call was about has to wait until
-    the proxy has given it up and found out: that is what is measured here besides the held jobs."""
+    """Two connections between proxy and Postgres fall silent and stay open: one when a claim with jobs has committed, one when another
+    call has, or before it can. What those calls were about has to wait until the proxy has given them up and found out: that is
+    what is measured here besides the held jobs."""
     place = world.proxies[1]  # behind the relay
     held = world.hold(place)
-    statement = rng.choice(STALLED_CALLS)
+    where, statement = rng.choice(("stall", "no_sync")), rng.choice(STALLED_CALLS)
     before = place.proxy.log().count("event=pg_lost")
-    world.relay.inject("stall", statement).wait()
+    faults = world.relay.inject("stall", "awa_CLAIM", rows=CLAIM_WITH_JOBS), world.relay.inject(where, statement)
+    for fault in faults:
+        fault.wait()
     began = time.monotonic()
     accepted_s = world.accepted(place, began)
     held.end(began)
-    wait_for(lambda: place.proxy.log().count("event=pg_lost") > before, "the loss of the stalled connection")
-    wait_for(lambda: place.proxy.log().count("event=outcome_unknown") == place.proxy.log().count("event=outcome_resolved"), "the outcome of the stalled call")
-    return Figure(f"{place.name}, {statement}", accepted_s, time.monotonic() - began)
+    wait_for(lambda: place.proxy.log().count("event=pg_lost") >= before + len(faults), "the loss of the stalled connections")
+    wait_for(lambda: place.proxy.log().count("event=outcome_unknown") == place.proxy.log().count("event=outcome_resolved"), "the outcome of the stalled calls")
+    return Figure(f"{place.name}, claim, {'after' if where == 'stall' else 'before'} the commit of {statement}", accepted_s, time.monotonic() - began)
 
 
 def stop_leader(world, rng, spared=None):

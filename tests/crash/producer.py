@@ -3,8 +3,8 @@
 
 usage: producer.py ADDRESS JOURNAL NAME SEED
 
-Request number i is drawn from (seed, name, i) alone. Of its requests half have an idempotency key of their
-own and are repeated until they are answered; the others rely on safe=True, which may end without knowing.
+Request number i is drawn from (seed, name, i) alone. A third of the requests have an idempotency key of their own and are repeated
+until they are answered; a third rely on safe=True; a third have no key. The latter two may end without knowing.
 """
 import datetime
 import random
@@ -25,7 +25,7 @@ PLANS = ("complete",) * 8 + ("retry", "retry", "fail", "exhaust")
 class Producer:
     def __init__(self, address, journal, name, seed):
         self.address, self.journal, self.name, self.seed = address, journal, name, seed
-        self.client = None
+        self.clients = {}   # by whether it is safe
         self.stopping = False
 
     def draw_job(self, rng, queue, label):
@@ -35,33 +35,41 @@ class Producer:
                           max_attempts=2 if plan == "exhaust" else 25, priority=rng.choice((1, 2, 2, 3)),
                           run_at=later and datetime.datetime.now(datetime.timezone.utc) + later)
 
-    def send(self, jobs, key):
-        """The results; None when nobody will ever know."""
-        while True:
-            try:
-                if self.client is None:
-                    self.client = awa.Client(self.address, safe=True, timeout=TIMEOUT)
-                return self.client.enqueue_many(jobs, idempotency_key=key)
-            except awa.Error as error:
-                if not error.retryable:
-                    raise
-                if error.code == awa.Code.DEADLINE_EXCEEDED and self.client is not None and not key:
-                    return None
+    def ask(self, jobs, key, safe):
+        """For each job its id or an error; one that comes before anything was sent says that it is not done."""
+        try:
+            if safe not in self.clients:
+                self.clients[safe] = awa.Client(self.address, safe=safe, timeout=TIMEOUT)
+        except awa.Error as error:
+            return [awa.Error(awa.Code.UNAVAILABLE, error.message, retryable=error.retryable)] * len(jobs)
+        try:
+            return [result.job_id or result.error for result in self.clients[safe].enqueue_many(jobs, idempotency_key=key)]
+        except awa.Error as error:
+            return [error] * len(jobs)
+
+    def send(self, jobs, key, safe):
+        """For each job its id; None when nobody will ever know."""
+        ids = {}
+        while left := [i for i in range(len(jobs)) if i not in ids]:
+            for i, answer in zip(left, self.ask([jobs[i] for i in left], key, safe)):
+                if not isinstance(answer, awa.Error):
+                    ids[i] = answer
+                elif not answer.retryable:
+                    raise answer
+                elif answer.code == awa.Code.DEADLINE_EXCEEDED and not key:
+                    ids[i] = None
+            if len(ids) < len(jobs):
                 time.sleep(PAUSE_S)
+        return [ids[i] for i in range(len(jobs))]
 
     def step(self, number):
         rng = random.Random(f"{self.seed}/{self.name}/{number}")
         labels = [f"{self.name}.{number}.{i}" for i in range(rng.choice((1, 2, 5, 12)))]
         jobs = [self.draw_job(rng, rng.choice(QUEUES), label) for label in labels]
         self.journal.write("Q", *labels)
-        results = self.send(jobs, rng.choice((f"{self.seed}.{self.name}.{number}", "")))
-        if results is None:
-            self.journal.write("U", *labels)
-            return
-        for label, result in zip(labels, results):
-            if result.error is not None:
-                raise result.error
-            self.journal.write("A", label, result.job_id)
+        ids = self.send(jobs, *rng.choice(((f"{self.seed}.{self.name}.{number}", True), ("", True), ("", False))))
+        for label, job_id in zip(labels, ids):
+            self.journal.write(*(("U", label) if job_id is None else ("A", label, job_id)))
 
     def run(self):
         number = 0

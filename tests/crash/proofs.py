@@ -188,7 +188,7 @@ def why_again(evidence, job, lease):
         kept = evidence.ended[job][0].errors or []
         recorded = any((e["attempt"], e["error"]) == (attempt.number, name) for e in kept) or len(kept) >= 20 or evidence.ended[job][0].state == "completed"
         return name if recorded else None
-    return name if attempt.outcome == RELEASED else None
+    return None     # completed, failed; or released, but nobody hands back what he has begun
 
 
 def duplicates(evidence, found=None):
@@ -218,7 +218,7 @@ def duplicates(evidence, found=None):
             if lease < max(evidence.history[job]):
                 attempt = evidence.history[job][lease]
                 found[NAMES.get(attempt.outcome, "unexplained")] += 1
-                if attempt.outcome not in (RELEASED, WORKER_LOST, PROXY_LOST):
+                if attempt.outcome not in (WORKER_LOST, PROXY_LOST):
                     yield f"job {job} ran again after attempt ({job}, {lease}), {attempt}: unexplained"
 
 

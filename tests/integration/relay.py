@@ -26,20 +26,22 @@ class Fault:
     forget       the prepared statement is closed just before the call; the connection lives
     taken        of a new connection: the name of the statement is already another one's
     renumber     of a new connection: the client hears another process number than the server's, as from a pooler
+
+    rows: of those that strike behind the answer: it has at least so many.
     """
 
     KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken", "renumber")
 
-    def __init__(self, kind, statement, times=1):
+    def __init__(self, kind, statement, times=1, rows=0):
         assert kind in self.KINDS
-        self.kind, self.statement, self.left = kind, statement, times
+        self.kind, self.statement, self.left, self.rows = kind, statement, times, rows
         self.hits = 0
         self.changed = threading.Condition()
 
-    def take(self, kinds, statement):
+    def take(self, kinds, statement, rows=0):
         """Whether it strikes here; counts it."""
         with self.changed:
-            if self.kind not in kinds or self.left == 0 or self.statement not in (None, statement):
+            if self.kind not in kinds or self.left == 0 or self.statement not in (None, statement) or rows < self.rows:
                 return False
             self.left -= 1
             self.hits += 1
@@ -58,6 +60,7 @@ class Link:
         self.relay, self.client, self.server = relay, client, server
         self.calls = []         # of each Sync that was passed on and not answered: its statement
         self.statement = None   # of the last Bind
+        self.rows = 0           # that came since the last ReadyForQuery
         self.is_new = True      # nothing was prepared yet
         self.mute = threading.Event()
         self.extra = {}         # how many answers, by kind, belong to what the relay itself asked
@@ -69,8 +72,8 @@ class Link:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def strike(self, kinds, statement):
-        return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement)), None)
+    def strike(self, kinds, statement, rows=0):
+        return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement, rows)), None)
 
     def on_client(self, kind, body):
         """Whether one message of the client is passed on, or what is put in front of it (bytes), or in its place (in a tuple); None closes."""
@@ -106,8 +109,10 @@ class Link:
         if self.extra.get(kind, 0) > 0:
             self.extra[kind] -= 1
             return False
+        self.rows += kind == b"D"
         if kind == b"Z" and self.calls:
-            struck = self.strike(("after_commit", "stall"), self.calls.pop(0))
+            rows, self.rows = self.rows, 0
+            struck = self.strike(("after_commit", "stall"), self.calls.pop(0), rows)
             if struck == "after_commit":
                 return None
             if struck == "stall":
@@ -202,6 +207,6 @@ class Relay:
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
                 self.links.append(Link(self, client, server))
 
-    def inject(self, kind, statement, times=1):
-        self.faults.append(Fault(kind, statement, times))
+    def inject(self, kind, statement, times=1, rows=0):
+        self.faults.append(Fault(kind, statement, times, rows))
         return self.faults[-1]
