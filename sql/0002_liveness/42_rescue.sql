@@ -5,7 +5,7 @@
 -- the attempt's key, both tried, then durable evidence, so it meets a completion in flight, and another rescue, at the keys, and one wins.
 --
 -- Where the open attempts are is found by walking the claim batches of all slots from the newest to the oldest, a bounded number a call; rescue_states
--- says how far. There are two sorts of pass:
+-- says how far. Another instance that is lost meanwhile makes it begin anew. There are two sorts of pass:
 --   full   over everything, while there is a missing instance that is not settled. An instance is settled once a full pass that began after its time was
 --          up saw nothing of it open; a settled one is forgotten after the resend window.
 --   short  over the batches that came since the last pass began, otherwise: it finds instances that have no row (these count as missing, from then on), and
@@ -127,7 +127,9 @@ BEGIN
     v_overdue := ARRAY(SELECT instance FROM runtime_instances WHERE missing_since <= clock_timestamp() - p_missing_ms * interval '1 ms');
     SELECT * INTO v_last FROM rescue_states;
     v_pass := v_last;
-    IF v_pass.generation IS NULL THEN
+    -- Once for each instance whose time was up only after a pass began: what it held is among the newest batches, behind which that pass may be already.
+    IF v_pass.generation IS NULL OR EXISTS (SELECT FROM runtime_instances WHERE instance = ANY (v_overdue) AND settled_at IS NULL
+                                               AND missing_since > v_pass.started_at - p_missing_ms * interval '1 ms') THEN
         v_pass := next_rescue_pass(v_last, v_overdue);
         IF v_pass.started_at IS NULL THEN
             RETURN 0;   -- nothing to look for: an idle database writes nothing

@@ -541,6 +541,23 @@ def test_work_a_call_is_bounded_by_batches_too(db):
     assert instances(db) == {4: (False, False), 5: (True, True)}
 
 
+def test_a_second_loss_does_not_wait_for_the_pass_of_the_first(db):
+    """What it held is among the newest batches, behind which that pass already is."""
+    early = lost_instance(db, 5, jobs=1)
+    living = db.session()
+    register(living, 4)
+    db.enqueue_bulk(4500)
+    db.rows("SELECT count(*) FROM generate_series(1, 4500) n CROSS JOIN LATERAL awa.claim(4, n, '{q}', 1, 1000)")
+    assert db.rescue() == 0
+    lost_instance(db, 6, jobs=2)
+    assert db.rescue() == 2, "at once"
+    calls = [db.rescue() for _ in range(3)]
+    assert sum(calls) == 1 and db.value("SELECT state FROM awa.get_job(%s)", (early.ids[0],)) == "retryable", "and the first one's in its turn"
+    for _ in range(6):  # two passes
+        db.rescue()
+    assert instances(db) == {4: (False, False), 5: (True, True), 6: (True, True)}
+
+
 def test_claim_slots_that_the_pointer_has_left_are_searched(db):
     claims = []
     proxy = db.session()
