@@ -19,6 +19,7 @@ NAMES = {number: name for name, number in OUTCOMES.items()} | {RELEASED: "releas
 FAILED_ATTEMPT = (OUTCOMES["retry"], WORKER_LOST, PROXY_LOST)
 UNCOUNTED = (OUTCOMES["snooze"], RELEASED)
 CRASH_LIMIT = 3
+ERRORS_KEPT = 20
 C_LINE = re.compile(r'attempt (\d+) of job (\d+): .*"l":"([^"]+)"')
 
 HISTORY = """
@@ -70,7 +71,7 @@ class Evidence:
             self.ended[job].append(Ended(*rest))
         self.stored, self.sent, self.unknown = {}, set(), set()     # label → job; labels
         self.executions = collections.defaultdict(list)             # (job, run_lease) → Execution
-        self.c_executions = collections.Counter()                   # (job, attempt) → how often
+        self.c_executions = collections.defaultdict(list)           # (job, attempt) → Execution
         self.said = collections.defaultdict(set)                    # (job, run_lease) → outcomes that workers decided
         self.answers = []                                           # ((job, run_lease), outcome, status)
         for process in world.started:
@@ -80,7 +81,7 @@ class Evidence:
     def read(self, path, killed):
         if path.suffix == ".out":
             for attempt, job, _ in C_LINE.findall(path.read_text()):
-                self.c_executions[int(job), int(attempt)] += 1
+                self.c_executions[int(job), int(attempt)].append(Execution(path.stem, int(attempt), killed))
             return
         for line in journal.read(path):
             fields = line.fields
@@ -96,6 +97,10 @@ class Evidence:
                 self.said[journal.attempt_of(fields[0])].add(int(fields[1]))
             elif line.letter == "F":
                 self.answers.append((journal.attempt_of(fields[0]), int(fields[1]), fields[2]))
+
+    def errors(self, job):
+        """The newest of a job that has ended."""
+        return next((end.errors or [] for end in self.ended.get(job, [])), [])
 
     def replayed(self, job):
         """(state, attempt number of the last one) that the history leads to; or a sentence that says why it cannot be."""
@@ -155,7 +160,8 @@ def outcomes(evidence):
             yield f"job {job} ({end.label}) is {end.state} at attempt {end.attempt}, its history says {replayed}"
         for lease, attempt in evidence.history.get(job, {}).items():
             own_word = attempt.outcome in OUTCOMES.values()
-            if own_word and attempt.outcome not in evidence.said[job, lease] and (job, attempt.number) not in evidence.c_executions:
+            said = evidence.said[job, lease] | ({OUTCOMES["complete"]} if (job, attempt.number) in evidence.c_executions else set())
+            if own_word and attempt.outcome not in said:
                 yield f"attempt ({job}, {lease}) ended as {NAMES[attempt.outcome]}, which no worker said"
     done = collections.Counter()
     for (job, lease), outcome, status in evidence.answers:
@@ -171,24 +177,20 @@ def outcomes(evidence):
             yield f"attempt ({job}, {lease}) was answered DONE {count} times"
 
 
-def why_again(evidence, job, lease):
-    """How the database explains that the attempt after this one ran; None when it does not."""
-    attempt = evidence.history[job].get(lease)
-    if attempt is None or attempt.outcome is None:
-        return None
-    name = NAMES[attempt.outcome]
-    executions = evidence.executions.get((job, lease), [])
-    if attempt.outcome == PROXY_LOST and evidence.world.instances.get(attempt.instance) not in evidence.world.lost_proxies:
-        return None  # nobody killed or stopped that proxy
-    if attempt.outcome == WORKER_LOST and any(not e.killed for e in executions):
-        return None  # nobody killed that worker
+def why_again(evidence, job, lease, executions):
+    """How the database explains that a job ran again after this attempt, which was executed; None when it does not."""
+    attempt = evidence.history[job][lease]
     if attempt.outcome == OUTCOMES["retry"]:
-        return name if attempt.outcome in evidence.said[job, lease] else None
-    if attempt.outcome in (WORKER_LOST, PROXY_LOST):
-        kept = evidence.ended[job][0].errors or []
-        recorded = any((e["attempt"], e["error"]) == (attempt.number, name) for e in kept) or len(kept) >= 20 or evidence.ended[job][0].state == "completed"
-        return name if recorded else None
-    return None     # completed, failed; or released, but nobody hands back what he has begun
+        good, error = attempt.outcome in evidence.said[job, lease], "planned"
+    elif attempt.outcome == WORKER_LOST:
+        good, error = all(e.killed for e in executions), "worker lost"
+    elif attempt.outcome == PROXY_LOST:
+        good, error = evidence.world.instances.get(attempt.instance) in evidence.world.lost_proxies, "proxy lost"
+    else:
+        return None     # completed, failed; or released, but nobody hands back what he has begun
+    kept = evidence.errors(job)
+    recorded = len(kept) >= ERRORS_KEPT or any((e["attempt"], e["error"]) == (attempt.number, error) for e in kept)
+    return NAMES[attempt.outcome] if good and recorded else None
 
 
 def duplicates(evidence, found=None):
@@ -196,30 +198,23 @@ def duplicates(evidence, found=None):
     found = collections.Counter() if found is None else found
     for job, lease in evidence.twice_claimed:
         yield f"attempt ({job}, {lease}) was claimed twice"
-    by_attempt = collections.Counter()
-    for (job, lease), executions in evidence.executions.items():
+    executed = dict(evidence.executions)
+    for (job, number), executions in evidence.c_executions.items():
+        leases = [lease for lease, attempt in evidence.history.get(job, {}).items() if attempt.number == number]
+        if len(executions) > len(leases):
+            yield f"attempt {number} of job {job} was executed by {executions} and claimed {len(leases)} times"
+        executed |= {(job, lease): executions for lease in leases[:1]}
+    for (job, lease), executions in executed.items():
         attempt = evidence.history.get(job, {}).get(lease)
         if len(executions) > 1:
-            yield f"attempt ({job}, {lease}) was executed {len(executions)} times, by {', '.join(e.worker for e in executions)}"
+            yield f"attempt ({job}, {lease}) was executed by {executions}"
         if attempt is None or attempt.number != executions[0].attempt:
             yield f"attempt ({job}, {lease}) was executed as number {executions[0].attempt}, the database has {attempt}"
-            continue
-        by_attempt[job] += 1
-        if lease < max(evidence.history[job]):
-            why = why_again(evidence, job, lease)
+        elif lease < max(evidence.history[job]):
+            why = why_again(evidence, job, lease, executions)
             found[why or "unexplained"] += 1
             if why is None:
-                yield f"job {job} ran again after attempt ({job}, {lease}), {attempt}, executed by {executions[0]}: unexplained"
-    for (job, number), count in evidence.c_executions.items():
-        leases = [lease for lease, attempt in evidence.history.get(job, {}).items() if attempt.number == number]
-        if count > len(leases):
-            yield f"attempt {number} of job {job} was executed {count} times and claimed {len(leases)} times"
-        for lease in leases:
-            if lease < max(evidence.history[job]):
-                attempt = evidence.history[job][lease]
-                found[NAMES.get(attempt.outcome, "unexplained")] += 1
-                if attempt.outcome not in (WORKER_LOST, PROXY_LOST):
-                    yield f"job {job} ran again after attempt ({job}, {lease}), {attempt}: unexplained"
+                yield f"job {job} ran again after attempt ({job}, {lease}), {attempt}, executed by {executions}: unexplained, errors {evidence.errors(job)}"
 
 
 def counts(evidence):
@@ -250,10 +245,9 @@ def nothing_left(evidence):
     """No job waits, no session and no lock is left, and every process ended as it was told."""
     world = evidence.world
     yield from world.problems
-    for table in ("deferred_jobs",):
-        (rows,), = world.ask(f"SELECT count(*) FROM awa.{table}")
-        if rows:
-            yield f"{rows} rows are left in {table}"
+    (rows,), = world.ask("SELECT count(*) FROM awa.deferred_jobs")
+    if rows:
+        yield f"{rows} jobs are left in deferred_jobs"
     with connected(world.cluster.superuser_url()) as cursor:
         cursor.execute("SELECT pid, application_name, state, query FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
         yield from (f"a session is left: {row}" for row in cursor.fetchall())
