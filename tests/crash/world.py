@@ -126,7 +126,7 @@ class World:
         self.problems = []
         self.journal = Journal(self.folder / "harness.journal")
         self.numbers = itertools.count(1)   # of what must have a name of its own; faults run beside each other
-        self.held_queues = []
+        self.held = []          # every Held
         self.relay = None
         self.relays = []        # in front of proxies
 
@@ -260,7 +260,7 @@ class World:
     def hold(self, place, address=None, count=4):
         """A worker process that has begun to execute `count` jobs of a queue of its own and waits."""
         held = Held(self, f"held.{next(self.numbers)}", count)
-        self.held_queues.append(held.queue)
+        self.held.append(held)
         jobs = [pb.NewJob(queue=held.queue, kind="crash", args=f'{{"l":"{label}","plan":"hold","ms":0}}'.encode()) for label in held.labels]
         self.journal.write("Q", *held.labels)
 
@@ -286,7 +286,9 @@ class World:
     def finish(self):
         """No more jobs come, all are worked off, everybody stops; what is left of it is told by proofs.py."""
         self.stop(self.producers)
-        queues = [*LOAD_QUEUES, *self.held_queues]
+        for held in self.held:
+            held.leave()    # a fault that was not overcome has left them
+        queues = [*LOAD_QUEUES, *(held.queue for held in self.held)]
         try:
             wait_for(lambda: all(sum(counts) == 0 for counts in self.ask(
                 "SELECT c.scheduled, c.available, c.running, c.retryable FROM unnest(%s) q, awa.queue_counts_exact(q) c", queues)), "the end of all jobs")
@@ -358,7 +360,7 @@ class Held:
 
     def leave(self):
         """The worker, if it lives, ends what it executes in vain."""
-        if not self.process.over:
+        if self.process is not None and not self.process.over:
             self.process.popen.send_signal(signal.SIGUSR1)
             self.world.stop([self.process])
 
