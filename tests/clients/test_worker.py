@@ -1,4 +1,6 @@
 """Worker loops against a proxy played by the test."""
+import time
+
 import pytest
 
 import awa_pb2 as pb
@@ -315,6 +317,21 @@ def test_pings_when_quiet_and_leaves_a_silent_proxy(fake, start_worker):
     session.answer(session.expect("ping"), pong=pb.Pong())
     session.expect("ping")
     fake.accept().greet()                   # no Pong: a new connection
+
+
+def test_a_silent_connection_is_left_before_the_proxy_gives_the_session_up(fake, start_worker):
+    idle_s = 3
+    start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet(idle_timeout_ms=idle_s * 1000)
+    session.expect("claim")
+    began = time.monotonic()
+    session.answer(session.expect("ping"), pong=pb.Pong())
+    heard = time.monotonic()
+    session.expect("ping")
+    resumed = fake.accept()
+    assert idle_s / 2 < time.monotonic() - heard < idle_s, f"a ping after {heard - began:.1f} s"
+    resumed.greet()
 
 
 def test_a_draining_proxy_is_left_and_another_found(fake, start_worker):

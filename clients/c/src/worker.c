@@ -323,12 +323,13 @@ static enum awa_code receive_what_is_there(struct awa_worker *worker, struct awa
 
 // ---- The loop
 
-// Nothing heard for a third of the idle timeout: ping. For all of it: the proxy is gone.
+// Nothing heard for a third of the idle timeout: ping. For two thirds: the connection is lost,
+// before the proxy, to which we are as silent, gives us up and our session with us.
 static enum awa_code keep_alive(struct awa_worker *worker, struct awa_error *error)
 {
     int64_t now_ms = awai_now_ms();
     int64_t timeout_ms = worker->connection->limits.idle_timeout_ms;
-    if (now_ms - worker->last_heard_ms >= timeout_ms)
+    if (now_ms - worker->last_heard_ms >= timeout_ms / 3 * 2)
         return awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy has gone silent");
     bool quiet = now_ms - worker->last_heard_ms >= timeout_ms / 3;
     bool pinged = now_ms - worker->last_pinged_ms < timeout_ms / 3;

@@ -160,7 +160,8 @@ class Worker:
 
     def _keep_alive(self) -> None:
         now, timeout_s = time.monotonic(), self._connection.limits.idle_timeout_ms / 1000
-        if now - self._last_heard >= timeout_s:
+        # Before the proxy, to which we are as silent, gives us up and our session with us.
+        if now - self._last_heard >= timeout_s * 2 / 3:
             raise Error(Code.DEADLINE_EXCEEDED, "the proxy has gone silent")
         if min(now - self._last_heard, now - self._last_pinged) >= timeout_s / 3:
             self._last_pinged = now
