@@ -30,7 +30,8 @@ CLIENT_BACKOFF_S = 5.0  # the same of a client
 PROXY_START_S = 1.0
 CALL_S = 15.0           # a call to Postgres without an answer is given up
 RESOLVE_S = 1.0         # then the proxy finds out what became of it
-IDLE_S = 60.0           # either end of a client's connection gives a silent one up
+IDLE_S = 60.0           # a proxy gives a silent client up
+CLIENT_IDLE_S = 50.0    # a worker gives a silent proxy up: two thirds of that, and it looks every sixth
 
 STALLED_CALLS = ("awa_COMPLETE_BATCH", "awa_ENQUEUE_BATCH", "awa_ENQUEUE_ONCE", "awa_FINISH_ITEMS")
 CLAIM_WITH_JOBS = 2     # rows: a batch, and the one that says that there is no more
@@ -182,7 +183,7 @@ def cut_client(world, rng):
 
 
 def stall_client(world, rng, spared):
-    """A connection between worker and proxy falls silent and stays open. Either end gives it up after 60 s; the worker resumes its session."""
+    """A connection between worker and proxy falls silent and stays open. The worker gives it up before the proxy does, and resumes its session."""
     relay, address = world.front(spared)
     held = world.hold(spared, address)
     began = time.monotonic()
@@ -264,7 +265,7 @@ KINDS = {
     "stall": Kind(stall_server, CALL_S + RESOLVE_S + SLACK_S, CALL_S + RESOLVE_S + SLACK_S, "kept"),
     "stop": Kind(stop_leader, SLACK_S, AWAY_S + ELECTION_S + MISSING_S + RESCUE_S + BACKOFF_S + SLACK_S, "again"),
     "cut": Kind(cut_client, SLACK_S, GRACE_S + SLACK_S, "kept"),
-    "client": Kind(stall_client, AWAY_SERVER_S + SLACK_S, IDLE_S + CLIENT_BACKOFF_S + AWAY_SERVER_S + SLACK_S, "kept", beside=True),
+    "client": Kind(stall_client, AWAY_SERVER_S + SLACK_S, CLIENT_IDLE_S + CLIENT_BACKOFF_S + AWAY_SERVER_S + SLACK_S, "kept", beside=True),
     "vanish": Kind(lose_client, AWAY_SERVER_S + SLACK_S, IDLE_S + GRACE_S + BACKOFF_S + AWAY_SERVER_S + SLACK_S, "again", beside=True),
     "restarts20": Kind(restart_often, AWAY_SERVER_S + SLACK_S, SLACK_S, "kept", long=True),
     "saturated": Kind(saturate, CALL_S + SLACK_S, CALL_S + SLACK_S, "kept", long=True),
