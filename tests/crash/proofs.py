@@ -200,9 +200,10 @@ def duplicates(evidence, found=None):
         yield f"attempt ({job}, {lease}) was claimed twice"
     executed = dict(evidence.executions)
     for (job, number), executions in evidence.c_executions.items():
-        leases = [lease for lease, attempt in evidence.history.get(job, {}).items() if attempt.number == number]
+        # A release does not count, so the next attempt has the same number; released is what nobody has begun.
+        leases = [lease for lease, attempt in evidence.history.get(job, {}).items() if attempt.number == number and attempt.outcome != RELEASED]
         if len(executions) > len(leases):
-            yield f"attempt {number} of job {job} was executed by {executions} and claimed {len(leases)} times"
+            yield f"attempt {number} of job {job} was executed by {executions} and claimed {len(leases)} times, apart from releases"
         executed |= {(job, lease): executions for lease in leases[:1]}
     for (job, lease), executions in executed.items():
         attempt = evidence.history.get(job, {}).get(lease)
