@@ -5,6 +5,7 @@
 
 #include "base/limits.h"
 #include "pg/rows.h"
+#include "wire/utf8.h"
 
 static struct bytes field(const PGresult *rows, int row, int column)
 {
@@ -141,9 +142,30 @@ enum claim_column {
 
 enum { ROW_BATCH = 1, ROW_EMPTY = 2, ROW_BUSY = 7 };
 
+/* A NULL, where a number has to be; no column has it (a time: -infinity). */
+#define NO_NUMBER INT64_MIN
+
 struct placed_job {
     struct claimed_job job;
     int64_t place;
+};
+
+struct claim_rows { /* each has room for as many as were asked for */
+    struct placed_job *jobs;
+    size_t count;
+    struct unreadable_job *unreadable; /* NULL: none so far */
+    size_t unreadable_count;
+};
+
+/* As it is stored. */
+struct stored_body {
+    int64_t attempt;
+    int64_t max_attempts;
+    int64_t created_at;
+    struct bytes kind;
+    struct bytes args;
+    struct bytes metadata;
+    struct bytes traceparent;
 };
 
 struct claim_arrays {
@@ -182,36 +204,102 @@ static bool open_arrays(struct claim_arrays *a, const PGresult *rows, int row)
            open_optional(&a->places, &a->has_places, rows, row, CLAIM_PLACES, PG_INT4, n);
 }
 
-static bool read_job(struct claim_arrays *a, struct placed_job *out)
+static bool next_number(struct array_reader *array, size_t width, int64_t *out)
+{
+    struct bytes item;
+
+    *out = NO_NUMBER;
+    return array_next(array, &item) && (item.data == NULL || value_int(item, width, out));
+}
+
+/* False: it is not even known which attempt this is, so nobody can end it. */
+static bool read_receipt(struct claim_arrays *a, struct placed_job *out)
 {
     int64_t job_id = 0;
     int64_t run_lease = 0;
-    int64_t attempt = 0;
-    int64_t max_attempts = 0;
-    int64_t created_at = 0;
-    struct claimed_job *job = &out->job;
 
-    if (!array_next_int(&a->job_ids, 8, &job_id) ||
+    if (!array_next_int(&a->job_ids, 8, &job_id) || job_id <= 0 ||
         !array_next_int(&a->run_leases, 4, &run_lease) ||
-        !array_next_int(&a->attempts, 2, &attempt) ||
-        !array_next_int(&a->max_attempts, 2, &max_attempts) ||
-        !array_next_int(&a->created_ats, 8, &created_at) || !array_next(&a->kinds, &job->kind) ||
-        !array_next(&a->args, &job->args) ||
-        (a->has_metadata && !array_next(&a->metadata, &job->metadata)) ||
-        (a->has_traceparents && !array_next(&a->traceparents, &job->traceparent)) ||
         (a->has_places && !array_next_int(&a->places, 4, &out->place)))
         return false;
-    job->receipt.job_id = (uint64_t)job_id;
-    job->receipt.run_lease = (uint32_t)run_lease;
-    job->attempt = (uint16_t)attempt;
-    job->max_attempts = (uint16_t)max_attempts;
-    job->created_at_us = created_at + PG_EPOCH_US;
-    return job_id > 0 && run_lease >= 0 && attempt >= 0 && max_attempts >= 0;
+    out->job.receipt.job_id = (uint64_t)job_id;
+    out->job.receipt.run_lease = (uint32_t)run_lease;
+    return true;
 }
 
-/* One row is one claim batch. Adds its jobs at jobs[*count]; room is for args->limit. */
+static bool read_body(struct claim_arrays *a, struct stored_body *body)
+{
+    return next_number(&a->attempts, 2, &body->attempt) &&
+           next_number(&a->max_attempts, 2, &body->max_attempts) &&
+           next_number(&a->created_ats, 8, &body->created_at) &&
+           array_next(&a->kinds, &body->kind) && array_next(&a->args, &body->args) &&
+           (!a->has_metadata || array_next(&a->metadata, &body->metadata)) &&
+           (!a->has_traceparents || array_next(&a->traceparents, &body->traceparent));
+}
+
+/* Why nobody can work on it; NULL: it is good. */
+static const char *why_unreadable(const struct receipt *receipt, const struct stored_body *body)
+{
+    if (body->kind.data == NULL)
+        return "unreadable job: its stored body cannot be read";
+    if (body->args.data == NULL)
+        return "unreadable job: it has no args";
+    if (!utf8_valid(body->kind) || !utf8_valid(body->traceparent))
+        return "unreadable job: its kind or traceparent is not UTF-8";
+    if (receipt->run_lease > INT32_MAX)
+        return "unreadable job: its run lease is negative";
+    if (body->attempt < 1)
+        return "unreadable job: the number of its attempt is below 1";
+    if (body->max_attempts < 1)
+        return "unreadable job: its max_attempts is below 1";
+    if (body->created_at == NO_NUMBER || body->created_at > INT64_MAX - PG_EPOCH_US)
+        return "unreadable job: the time of its creation is not finite";
+    return NULL;
+}
+
+static void fill_job(struct claimed_job *job, const struct stored_body *body)
+{
+    job->kind = body->kind;
+    job->args = body->args;
+    job->metadata = body->metadata;
+    job->traceparent = body->traceparent;
+    job->created_at_us = body->created_at + PG_EPOCH_US;
+    job->attempt = (uint16_t)body->attempt;
+    job->max_attempts = (uint16_t)body->max_attempts;
+}
+
+static bool add_unreadable(struct claim_rows *out, const struct db_claim *args, struct arena *arena,
+                           const struct claimed_job *job, const char *why)
+{
+    if (out->unreadable == NULL)
+        out->unreadable = arena_alloc(arena, args->limit * sizeof *out->unreadable);
+    if (out->unreadable == NULL)
+        return false;
+    out->unreadable[out->unreadable_count++] =
+        (struct unreadable_job){.receipt = job->receipt, .queue = job->queue, .why = why};
+    return true;
+}
+
+/* The next job of the batch, to one of the two lists. */
+static bool read_job(struct claim_arrays *arrays, const struct db_claim *args,
+                     const struct placed_job *model, struct arena *arena, struct claim_rows *out)
+{
+    struct placed_job placed = *model;
+    struct stored_body body = {.attempt = 0};
+
+    if (!read_receipt(arrays, &placed) || !read_body(arrays, &body))
+        return false;
+    const char *why = why_unreadable(&placed.job.receipt, &body);
+    if (why != NULL)
+        return add_unreadable(out, args, arena, &placed.job, why);
+    fill_job(&placed.job, &body);
+    out->jobs[out->count++] = placed;
+    return true;
+}
+
+/* One row is one claim batch; all together hold args->limit jobs at most. */
 static bool read_batch(const struct db_claim *args, const PGresult *rows, int row,
-                       struct placed_job *jobs, size_t *count)
+                       struct arena *arena, struct claim_rows *out)
 {
     struct claim_arrays arrays;
     int64_t priority = 0;
@@ -222,21 +310,20 @@ static bool read_batch(const struct db_claim *args, const PGresult *rows, int ro
         !field_int(rows, row, CLAIM_SLOT, 2, &claim_slot) ||
         !field_int(rows, row, CLAIM_BATCH_ID, 8, &batch_id) || !open_arrays(&arrays, rows, row))
         return false;
+    size_t before = out->count + out->unreadable_count;
     size_t size = arrays.job_ids.count;
-    if (size > args->limit - *count || claim_slot < 0 || claim_slot > UINT8_MAX || batch_id < 0)
+    if (size > args->limit - before || claim_slot < 0 || claim_slot > UINT8_MAX || batch_id < 0)
         return false;
     for (size_t i = 0; i < size; i++) {
-        struct placed_job *placed = &jobs[*count];
-        *placed = (struct placed_job){.place = (int64_t)*count + 1};
-        placed->job.queue = field(rows, row, CLAIM_QUEUE);
-        placed->job.priority = (uint8_t)priority;
-        placed->job.receipt.claim_slot = (uint8_t)claim_slot;
-        placed->job.receipt.batch_id = (uint64_t)batch_id;
-        placed->job.receipt.nonce = args->nonce;
-        placed->job.receipt.index = (uint16_t)(i + 1);
-        if (!read_job(&arrays, placed))
+        struct placed_job model = {.place = (int64_t)(before + i) + 1};
+        model.job.queue = field(rows, row, CLAIM_QUEUE);
+        model.job.priority = (uint8_t)priority;
+        model.job.receipt.claim_slot = (uint8_t)claim_slot;
+        model.job.receipt.batch_id = (uint64_t)batch_id;
+        model.job.receipt.nonce = args->nonce;
+        model.job.receipt.index = (uint16_t)(i + 1);
+        if (!read_job(&arrays, args, &model, arena, out))
             return false;
-        (*count)++;
     }
     return true;
 }
@@ -271,10 +358,9 @@ static bool put_in_order(struct placed_job *placed, size_t count, struct arena *
 static bool decode_claim(const struct db_claim *args, const PGresult *rows, struct arena *arena,
                          struct db_reply *reply)
 {
-    struct placed_job *placed = arena_alloc(arena, args->limit * sizeof *placed);
-    size_t count = 0;
+    struct claim_rows out = {.jobs = arena_alloc(arena, args->limit * sizeof *out.jobs)};
 
-    if (placed == NULL || PQnfields(rows) < CLAIM_COLUMNS)
+    if (out.jobs == NULL || PQnfields(rows) < CLAIM_COLUMNS)
         return false;
     reply->rows.claim.end = CLAIM_FILLED;
     for (int row = 0; row < PQntuples(rows); row++) {
@@ -285,10 +371,12 @@ static bool decode_claim(const struct db_claim *args, const PGresult *rows, stru
             reply->rows.claim.end = CLAIM_EMPTY;
         else if (status == ROW_BUSY)
             reply->rows.claim.end = CLAIM_BUSY;
-        else if (status != ROW_BATCH || !read_batch(args, rows, row, placed, &count))
+        else if (status != ROW_BATCH || !read_batch(args, rows, row, arena, &out))
             return false;
     }
-    return put_in_order(placed, count, arena, reply);
+    reply->rows.claim.unreadable = out.unreadable;
+    reply->rows.claim.unreadable_count = out.unreadable_count;
+    return put_in_order(out.jobs, out.count, arena, reply);
 }
 
 /* ---- the others ---- */

@@ -1,5 +1,7 @@
 /* decode_rows: rows of the storage's functions as core's replies (core/db.h). Pure; the counterpart
- * of encode_calls. Strict: what does not have the expected shape fails as a whole. */
+ * of encode_calls. Strict: what does not have the expected shape fails as a whole. Only a claimed
+ * job whose content makes no sense is set apart (rows.claim.unreadable): it is no reason to lose
+ * its neighbours. */
 #ifndef APP_DECODE_ROWS_H
 #define APP_DECODE_ROWS_H
 

@@ -96,6 +96,10 @@ enum { GROUPS_MAX = 1024 };
  * before one of them is resolved. */
 enum { CLAIM_DOUBTS_PER_GROUP_MAX = 4 };
 
+/* Unreadable jobs of one group that the storage has not taken as failed yet. As many: the group
+ * makes no further call before some have ended. */
+enum { UNREADABLE_PER_GROUP_MAX = CLAIM_JOBS_MAX };
+
 /* One flush. Bytes count what is sent, so that one segment is never unbounded in libpq's buffer. */
 enum {
     FLUSH_ITEMS_MAX = 512,

@@ -1,6 +1,8 @@
 /* broker: see broker.h. */
 #include "core/broker.h"
 
+#include <stdio.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -34,10 +36,17 @@ struct claim_doubt {
 
 /* ---- where a group stands ---- */
 
-/* Too much of it is in doubt: no call before some of that is resolved. */
+/* Too much of it is in doubt, or is still to fail: no call before some of that is over. */
 static bool is_stuck(const struct group *group)
 {
-    return group->doubts >= CLAIM_DOUBTS_PER_GROUP_MAX;
+    return group->doubts >= CLAIM_DOUBTS_PER_GROUP_MAX ||
+           group->unreadable >= UNREADABLE_PER_GROUP_MAX;
+}
+
+/* Something that it waits for will call back. */
+static bool is_awaited(const struct group *group)
+{
+    return group->doubts > 0 || group->unreadable > 0;
 }
 
 /* Puts the group on the list that its state names, and sets its timer. */
@@ -50,7 +59,7 @@ static void place(struct group *group)
     if (group->in_flight || is_stuck(group))
         list = &broker->waiting;
     else if (group->demand == 0)
-        list = group->doubts > 0 ? &broker->waiting : &broker->idle;
+        list = is_awaited(group) ? &broker->waiting : &broker->idle;
     else if (group->next_us <= now_us(broker))
         list = &broker->ready;
     else
@@ -226,6 +235,45 @@ static void answer_served(struct group *group)
     }
 }
 
+static void on_failed(void *ctx, size_t count)
+{
+    struct group *group = ctx;
+
+    CHECK(group->unreadable >= count);
+    group->unreadable -= count;
+    place(group);
+}
+
+static void log_unreadable(const struct unreadable_job *job)
+{
+    char queue[NAME_BYTES_MAX + 1];
+    char text[NAME_BYTES_MAX + 1];
+
+    snprintf(queue, sizeof queue, "%.*s", (int)job->queue.len, (const char *)job->queue.data);
+    log_event(LOG_ERROR, "job_unreadable", "queue=\"%s\" job=%llu reason=\"%s\"",
+              log_text(text, sizeof text, queue), (unsigned long long)job->receipt.job_id,
+              job->why);
+}
+
+/* Whoever waits for jobs has nothing to do with these, nor can a worker end them. */
+static void fail_unreadable(struct group *group, const struct unreadable_job *jobs, size_t count)
+{
+    struct receipt receipts[CLAIM_JOBS_MAX];
+
+    CHECK(count <= CLAIM_JOBS_MAX);
+    group->unreadable += count;
+    for (size_t i = 0; i < count;) {
+        struct hand_back back = {
+            .as = JOB_FAIL, .error = jobs[i].why, .over = on_failed, .ctx = group};
+        size_t same = 0;
+        while (i < count && strcmp(jobs[i].why, back.error) == 0) {
+            log_unreadable(&jobs[i]);
+            receipts[same++] = jobs[i++].receipt;
+        }
+        finisher_hand_back(group->broker->with.finisher, receipts, same, back);
+    }
+}
+
 static void deal_out(struct group *group, const struct db_reply *reply)
 {
     size_t count = reply->rows.claim.count;
@@ -233,6 +281,7 @@ static void deal_out(struct group *group, const struct db_reply *reply)
 
     answer_served(group);
     hand_back(group->broker, reply->rows.claim.jobs + dealt, count - dealt);
+    fail_unreadable(group, reply->rows.claim.unreadable, reply->rows.claim.unreadable_count);
 }
 
 static void serve(struct group *group, const struct db_reply *reply)
@@ -242,7 +291,9 @@ static void serve(struct group *group, const struct db_reply *reply)
     group->failures = 0;
     switch (reply->rows.claim.end) {
     case CLAIM_FILLED: group->next_us = 0; break;
-    case CLAIM_EMPTY: pause_empty(group, reply->rows.claim.count > 0); break;
+    case CLAIM_EMPTY:
+        pause_empty(group, reply->rows.claim.count + reply->rows.claim.unreadable_count > 0);
+        break;
     case CLAIM_BUSY:
         group->next_us = now_us(broker) + BUSY_PAUSE_US + random_below(broker, BUSY_JITTER_US);
         break;

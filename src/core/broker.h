@@ -7,9 +7,11 @@
  * ms after BUSY; after EMPTY it pauses, from poll_min_us doubling to poll_max_us, because other
  * proxies may enqueue. A call that may have committed is in doubt (doubt.h): what it claimed is
  * asked for by its nonce and then dealt like any other reply; the group goes on claiming meanwhile,
- * unless CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. Invariants: at most one call in
- * flight a group and calls_max in all; every claim is answered once: with jobs, empty at the end of
- * its wait, or with the storage's error if the storage could not be asked.
+ * unless CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. A job that cannot be read is dealt
+ * to nobody: the broker has it failed, which is no client's business and costs nobody's credit; a
+ * group that waits for UNREADABLE_PER_GROUP_MAX of them makes no call. Invariants: at most one call
+ * in flight a group and calls_max in all; every claim is answered once: with jobs, empty at the end
+ * of its wait, or with the storage's error if the storage could not be asked.
  */
 #ifndef CORE_BROKER_H
 #define CORE_BROKER_H

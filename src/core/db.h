@@ -117,6 +117,8 @@ struct db_reply {
             struct claimed_job *jobs; /* in the order in which they are to be handed out */
             size_t count;
             enum claim_end end;
+            const struct unreadable_job *unreadable; /* claimed as well */
+            size_t unreadable_count;
         } claim;
         struct {
             const int16_t *statuses;

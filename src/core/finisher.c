@@ -43,7 +43,7 @@ struct offer {
     struct list_node node; /* finisher->offers */
     struct timer again;
     struct finisher *finisher;
-    enum job_outcome as;
+    struct hand_back back;
     size_t count;
     struct receipt receipts[];
 };
@@ -94,8 +94,7 @@ static void on_offer(struct timer *timer, uint64_t now)
 
     (void)now;
     list_remove(&finisher->offers, &offer->node);
-    finisher_hand_back(finisher, offer->receipts, offer->count,
-                       (struct hand_back){.as = offer->as, .is_repeat = true});
+    finisher_hand_back(finisher, offer->receipts, offer->count, offer->back);
     mem_free(offer);
 }
 
@@ -106,7 +105,9 @@ static void offer_again(const struct finish_work *work, size_t count)
     struct offer *offer = mem_zalloc(sizeof *offer + count * sizeof offer->receipts[0]);
 
     offer->finisher = finisher;
-    offer->as = work->back.as;
+    offer->back = work->back;
+    offer->back.told = NULL;
+    offer->back.is_repeat = true;
     offer->again.fire = on_offer;
     for (size_t i = 0; i < work->request->in.finish.count; i++)
         if (work->results[i].status == FINISH_ABORTED)
@@ -116,6 +117,22 @@ static void offer_again(const struct finish_work *work, size_t count)
               finisher->env->now_us(finisher->env->ctx) + OFFER_PAUSE_US);
 }
 
+/* Asking again would not help: these stay open. */
+static void log_refused(const struct finish_work *work)
+{
+    size_t count = count_status(work, FINISH_INVALID);
+    char text[ERR_MESSAGE_BYTES];
+    size_t first = 0;
+
+    if (count == 0)
+        return;
+    while (work->results[first].status != FINISH_INVALID)
+        first++;
+    log_event(LOG_ERROR, "hand_back_refused", "attempts=%zu job=%llu reason=\"%s\"", count,
+              (unsigned long long)work->request->in.finish.inputs[first].order.receipt.job_id,
+              log_text(text, sizeof text, work->results[first].err->message));
+}
+
 static void end_hand_back(struct finish_work *work)
 {
     struct hand_back back = work->back;
@@ -123,6 +140,7 @@ static void end_hand_back(struct finish_work *work)
     size_t ended = count_status(work, FINISH_DONE);
     size_t given_up = count_status(work, FINISH_ABORTED);
 
+    log_refused(work);
     if (ended < count && (!back.is_repeat || given_up == 0)) /* the others ended otherwise */
         log_event(LOG_INFO, "hand_back", "attempts=%zu ended=%zu to_repeat=%zu", count, ended,
                   given_up);
@@ -131,6 +149,8 @@ static void end_hand_back(struct finish_work *work)
     request_free(work->request);
     if (back.told != NULL)
         back.told(back.ctx, back.session, ended);
+    if (back.over != NULL && given_up < count)
+        back.over(back.ctx, count - given_up);
 }
 
 static void work_count_down(struct finish_work *work)
@@ -533,6 +553,8 @@ void finisher_hand_back(struct finisher *finisher, const struct receipt *receipt
     for (size_t i = 0; i < count; i++) {
         inputs[i].order.receipt = receipts[i];
         inputs[i].order.outcome = back.as;
+        if (back.error != NULL)
+            inputs[i].order.error = bytes_of_text(back.error);
     }
     request->in.finish.inputs = inputs;
     request->in.finish.count = count;

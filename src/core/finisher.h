@@ -65,11 +65,13 @@ void finisher_take(struct finisher *finisher, struct request *request);
 /* Nobody waits for this request any more: outcomes that were not sent are not. */
 void finisher_forget(struct finisher *finisher, struct request *request);
 
-/* Ends attempts that nobody holds any more, as released or as lost with their worker; the receipts
- * are copied. told may be NULL. */
+/* Ends attempts that nobody holds: released, lost with their worker, failed because they cannot be
+ * read. The receipts are copied. */
 struct hand_back {
     enum job_outcome as;
-    void (*told)(void *ctx, handle session, size_t released);
+    const char *error;                                        /* lives for ever; NULL: none */
+    void (*told)(void *ctx, handle session, size_t released); /* tried once; NULL: nobody asks */
+    void (*over)(void *ctx, size_t count); /* so many will not be tried again; NULL: nobody asks */
     void *ctx;
     handle session;
     bool is_repeat;

@@ -26,6 +26,7 @@ struct group *group_new(struct broker *broker, const struct bytes *queues, size_
 void group_free(struct group *group)
 {
     CHECK(group->seats.count == 0 && !group->in_flight && group->doubts == 0);
+    CHECK(group->unreadable == 0);
     mem_free((void *)(uintptr_t)group->key.data);
     mem_free(group);
 }

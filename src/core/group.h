@@ -35,6 +35,7 @@ struct group {
     uint64_t calls_ended;
     unsigned failures; /* in a row */
     unsigned doubts;   /* calls whose outcome is not known yet */
+    size_t unreadable; /* jobs it was given that are to fail, and have not yet */
     bool in_flight;
     bool woken;   /* while in flight: what it did not see may be there now */
     bool polling; /* its next call, or the one in flight, is made without news of any work */

@@ -40,6 +40,13 @@ struct claimed_job {
     uint8_t priority;
 };
 
+/* A job that was claimed and makes no sense: nobody can work on it. */
+struct unreadable_job {
+    struct receipt receipt;
+    struct bytes queue;
+    const char *why; /* a sentence that lives for ever */
+};
+
 /* How an attempt ends; numbered as finish_items of the storage wants it. */
 enum job_outcome {
     JOB_COMPLETE = 1,

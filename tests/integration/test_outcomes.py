@@ -519,6 +519,93 @@ def test_ptrap_17_an_inconsistent_job_fails_alone(world):
                  ids) == (20,)
 
 
+SPOILED = """
+CREATE TABLE awa.spoiled (job_id bigint PRIMARY KEY, how text);
+DO $do$
+DECLARE
+    v_name text;
+    v_call text;
+BEGIN
+    FOREACH v_name IN ARRAY ARRAY['claim', 'claim_result'] LOOP
+        SELECT string_agg('$' || i, ', ') INTO v_call FROM pg_proc, generate_series(1, pronargs) i
+         WHERE oid = ('awa.' || v_name)::regproc;
+        EXECUTE format('ALTER FUNCTION awa.%1$I RENAME TO %1$s_real', v_name);
+        EXECUTE format('CREATE FUNCTION awa.%1$I(%2$s) RETURNS SETOF awa.claimed_batch LANGUAGE plpgsql AS $$
+            DECLARE
+                v_batch awa.claimed_batch;
+                v_how text;
+            BEGIN
+                FOR v_batch IN SELECT * FROM awa.%1$s_real(%3$s) LOOP
+                    FOR i IN 1 .. coalesce(cardinality(v_batch.job_ids), 0) LOOP
+                        v_how := (SELECT how FROM awa.spoiled WHERE job_id = v_batch.job_ids[i]);
+                        CASE v_how
+                            WHEN ''body'' THEN v_batch.kinds[i] := NULL; v_batch.args[i] := NULL;
+                            WHEN ''attempt'' THEN v_batch.attempts[i] := 0;
+                            WHEN ''created_at'' THEN v_batch.created_ats[i] := ''infinity'';
+                            ELSE NULL;
+                        END CASE;
+                    END LOOP;
+                    RETURN NEXT v_batch;
+                END LOOP;
+            END $$', v_name, pg_get_function_identity_arguments(('awa.' || v_name || '_real')::regproc), v_call);
+    END LOOP;
+END $do$;
+"""
+
+
+@contextlib.contextmanager
+def spoiled(world, ways):
+    """The jobs in `ways` make no sense any more, each in its way, when they are claimed."""
+    with connected(world.url) as cursor:
+        cursor.execute(SPOILED)
+        for job_id, how in ways.items():
+            cursor.execute("INSERT INTO awa.spoiled VALUES (%s, %s)", (job_id, how))
+        yield
+
+
+def unreadable_errors(world, ids):
+    """The last errors of those of the jobs that have failed."""
+    def ended():
+        row = fetch(world.url, "SELECT array_agg(state::text), array_agg(payload -> 'errors' -> -1 ->> 'error') FROM unnest(%s::bigint[]) "
+                    "WITH ORDINALITY i (id, n) CROSS JOIN LATERAL awa.get_job(id)", ids)
+        return row[1] if row[0] == ["failed"] * len(ids) else None
+    return wait_for(ended)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_ptrap_17_an_unreadable_job_fails_alone(world, lost):
+    """It fails, loudly and once; what was claimed with it is handed out and done, also when the claim's answer was lost."""
+    client = world.connect()
+    ids = ids_of(enqueue(client, 20))
+    bad = {ids[3]: "body", ids[7]: "attempt", ids[19]: "created_at"}
+    with spoiled(world, bad):
+        if lost:
+            world.relay.inject("after_commit", "awa_CLAIM")
+        jobs = client.claim("q", jobs=20, wait_ms=5000)
+        assert [job.job_id for job in jobs] == [i for i in ids if i not in bad]
+        assert statuses(client.complete(*jobs)) == ["DONE"] * 17
+        errors = unreadable_errors(world, list(bad))
+    assert ["body" in errors[0], "attempt" in errors[1], "creation" in errors[2]] == [True] * 3
+    for job_id in bad:
+        assert world.log().count(f'level=error event=job_unreadable queue="q" job={job_id} ') == 1, world.log()
+    assert "reply_malformed" not in world.log() and counts(world.url) == (0, 0, 17)
+    assert ("outcome_resolved" in world.log()) == lost
+
+
+def test_ptrap_17_only_unreadable_jobs(world):
+    """Nobody is given an empty answer for them: the claim goes on waiting, and the proxy drains with nothing left open."""
+    client = world.connect()
+    ids = ids_of(enqueue(client, 600))
+    with spoiled(world, dict.fromkeys(ids, "body")):
+        sent = client.send(claim=pb.Claim(queues=["q"], max_jobs=512, wait_ms=30000))
+        wait_for(lambda: fetch(world.url, "SELECT failed FROM awa.queue_counts_exact('q')")[0] == len(ids))
+        late = ids_of(enqueue(world.connect(), 1))
+        assert [job.job_id for job in client.answer(sent).claim_ok.jobs] == late
+        client.call(goodbye=pb.Goodbye())
+        assert world.proxies[0].stop() == 0
+    assert "clean=yes" in world.log() and counts(world.url) == (1, 0, 0)
+
+
 def test_trap_14_deadlocks_are_tried_again(world):
     with connected(world.url) as cursor:
         cursor.execute(DEADLOCKS)

@@ -89,11 +89,26 @@ static bool same_batch(const struct receipt *a, const struct receipt *b)
     return a->claim_slot == b->claim_slot && a->batch_id == b->batch_id && a->nonce == b->nonce;
 }
 
+/* What cannot be read fails, and says so; nothing else fails unless a client wants it. */
+static void check_failing(struct sim *sim, const struct stored_attempt *attempt,
+                          const struct finish_order *order)
+{
+    bool fails = order->outcome == JOB_FAIL;
+
+    if (attempt == NULL || attempt->holder != 0)
+        return;
+    if (attempt->job->unreadable != fails || (fails && order->error.len == 0))
+        sim_fail(sim, "attempt (%llu, %u), which %s be read, ends with outcome %d",
+                 (unsigned long long)order->receipt.job_id, order->receipt.run_lease,
+                 attempt->job->unreadable ? "cannot" : "can", (int)order->outcome);
+}
+
 /* An ending that no client asked for. */
 static void check_own_ending(struct sim *sim, const struct finish_order *order)
 {
     const struct stored_attempt *attempt = storage_attempt(sim, &order->receipt);
 
+    check_failing(sim, attempt, order);
     if (order->outcome == JOB_WORKER_LOST &&
         (attempt == NULL || attempt->holder == 0 || attempt->fate != FATE_KEPT ||
          attempt->until_us > sim->now_us))
@@ -377,18 +392,22 @@ static size_t demand_of(const struct group *group)
 static void check_group(struct sim *sim, const struct broker *broker, const struct group *group,
                         const struct list *list)
 {
-    bool stuck = group->doubts >= CLAIM_DOUBTS_PER_GROUP_MAX;
+    bool stuck = group->doubts >= CLAIM_DOUBTS_PER_GROUP_MAX ||
+                 group->unreadable >= UNREADABLE_PER_GROUP_MAX;
+    bool awaited = group->doubts > 0 || group->unreadable > 0;
     bool rests = list == &broker->waiting && !group->in_flight && !stuck && group->demand > 0;
 
     if (demand_of(group) != group->demand)
         sim_fail(sim, "a group's demand is %zu, but its claims want %zu", group->demand,
                  demand_of(group));
-    if ((list == &broker->idle) != (group->demand == 0 && !group->in_flight && group->doubts == 0))
+    if ((list == &broker->idle) != (group->demand == 0 && !group->in_flight && !awaited))
         sim_fail(sim, "a group with a demand of %zu is on the wrong list", group->demand);
     if (rests != timer_is_set(&group->poll))
         sim_fail(sim, "a group rests without a timer, or has one without resting");
     if (group->in_flight != database_has_call(sim, &group->call))
         sim_fail(sim, "a group is wrong about its call");
+    if (group->unreadable >= UNREADABLE_PER_GROUP_MAX + (group->doubts + 1) * CLAIM_JOBS_MAX)
+        sim_fail(sim, "a group waits for %zu jobs to fail", group->unreadable);
     if (rests)
         check_rest(sim, group);
 }

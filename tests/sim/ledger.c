@@ -167,6 +167,9 @@ static void told_claimed(struct sim *sim, struct client *client, const struct as
     if (attempt->ended_as != 0 && !attempt->by_stranger)
         sim_fail(sim, "attempt (%llu, %u) was handed out after it was handed back",
                  (unsigned long long)job->receipt.job_id, job->receipt.run_lease);
+    if (attempt->job->unreadable)
+        sim_fail(sim, "attempt (%llu, %u) was handed out, which cannot be read",
+                 (unsigned long long)job->receipt.job_id, job->receipt.run_lease);
     if (!waits_for(asked, attempt->job->queue) ||
         !bytes_equal(job->queue, name_of_queue(attempt->job->queue)))
         sim_fail(sim, "a job of queue q%u came to a claim that did not ask for it",

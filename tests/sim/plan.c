@@ -88,6 +88,7 @@ void plan_draw(struct plan *plan, struct dice *dice)
     plan->reloads = maybe(dice, 30);
     draw_database(plan, dice);
     draw_clients(plan, dice);
+    plan->unreadable = maybe(dice, 40);
 }
 
 void plan_reload(struct plan *plan, struct dice *dice)

@@ -29,6 +29,7 @@ struct plan {
     unsigned lanes;         /* of the jobs claimed: the first of another claim batch */
     unsigned busy_claims;   /* of the claims */
     unsigned busy_items;    /* of the items of a finish */
+    unsigned unreadable;    /* of the jobs stored: what a claim says of it makes no sense */
     unsigned outages;       /* a server that goes away, of the loop's turns */
     uint64_t outage_us_max; /* how long */
     unsigned control_losses;

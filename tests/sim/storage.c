@@ -89,6 +89,7 @@ static void add_job(struct sim *sim, const struct new_job *wanted, uint64_t toke
     job->due_us = (uint64_t)wanted->run_at_us;
     hash_add(&storage->by_id, &job->by_id, hash_of_u64(&storage->by_id, (uint64_t)id, 0));
     job->scheduled = wanted->run_at_us != 0;
+    job->unreadable = dice_permille(&sim->dice, sim->plan.unreadable);
     set_state(storage, job, wanted->run_at_us != 0 ? STORED_DEFERRED : STORED_AVAILABLE);
 }
 
@@ -251,38 +252,72 @@ static struct stored_attempt *start_attempt(struct storage *storage, struct stor
     return attempt;
 }
 
-static void show_job(const struct stored_attempt *attempt, struct arena *arena,
-                     struct claimed_job *out)
-{
-    const struct stored_job *job = attempt->job;
-    char *args = need(arena, TOKEN_TEXT_BYTES);
+/* What a claim gives, as it is laid out. */
+struct handful {
+    struct arena *arena;
+    struct claimed_job *jobs;
+    struct unreadable_job *unreadable;
+    size_t count;
+    size_t unreadable_count;
+};
 
-    snprintf(args, TOKEN_TEXT_BYTES, "%llu", (unsigned long long)job->token);
-    *out = (struct claimed_job){.receipt = attempt->receipt,
-                                .queue = arena_copy(arena, name_of_queue(job->queue)),
-                                .kind = bytes_of_text(KIND_GOOD),
-                                .args = bytes_of_text(args),
-                                .attempt = job->attempts,
-                                .max_attempts = job->attempts_max,
-                                .priority = job->priority};
+static struct handful handful_for(struct arena *arena, size_t room)
+{
+    struct handful handful = {.arena = arena};
+
+    handful.jobs = need(arena, room * sizeof *handful.jobs);
+    handful.unreadable = need(arena, room * sizeof *handful.unreadable);
+    return handful;
 }
 
-static size_t claim_queue(struct sim *sim, const struct db_claim *args, unsigned queue,
-                          size_t limit, struct arena *arena, struct claimed_job *out)
+static size_t size_of(const struct handful *handful)
+{
+    return handful->count + handful->unreadable_count;
+}
+
+static void give(const struct handful *handful, struct db_reply *reply)
+{
+    reply->rows.claim.jobs = handful->jobs;
+    reply->rows.claim.count = handful->count;
+    reply->rows.claim.unreadable = handful->unreadable;
+    reply->rows.claim.unreadable_count = handful->unreadable_count;
+}
+
+static void show_job(const struct stored_attempt *attempt, struct handful *out)
+{
+    const struct stored_job *job = attempt->job;
+    struct bytes queue = arena_copy(out->arena, name_of_queue(job->queue));
+    char *args = need(out->arena, TOKEN_TEXT_BYTES);
+
+    if (job->unreadable) {
+        out->unreadable[out->unreadable_count++] = (struct unreadable_job){
+            .receipt = attempt->receipt, .queue = queue, .why = "made to be unreadable"};
+        return;
+    }
+    snprintf(args, TOKEN_TEXT_BYTES, "%llu", (unsigned long long)job->token);
+    out->jobs[out->count++] = (struct claimed_job){.receipt = attempt->receipt,
+                                                   .queue = queue,
+                                                   .kind = bytes_of_text(KIND_GOOD),
+                                                   .args = bytes_of_text(args),
+                                                   .attempt = job->attempts,
+                                                   .max_attempts = job->attempts_max,
+                                                   .priority = job->priority};
+}
+
+static void claim_queue(struct sim *sim, const struct db_claim *args, unsigned queue, size_t limit,
+                        struct handful *out)
 {
     struct storage *storage = &sim->storage;
     struct stored_job *job = best_job(storage, queue);
-    size_t count = 0;
 
-    if (job == NULL || limit == 0)
-        return 0;
-    struct stored_batch *batch = add_batch(storage, sim, args->nonce, limit);
-    for (; job != NULL && count < limit; job = best_job(storage, queue)) {
+    if (job == NULL || size_of(out) >= limit)
+        return;
+    struct stored_batch *batch = add_batch(storage, sim, args->nonce, limit - size_of(out));
+    for (; job != NULL && size_of(out) < limit; job = best_job(storage, queue)) {
         if (dice_permille(&sim->dice, sim->plan.lanes))
-            batch = add_batch(storage, sim, args->nonce, limit - count);
-        show_job(start_attempt(storage, batch, job), arena, &out[count++]);
+            batch = add_batch(storage, sim, args->nonce, limit - size_of(out));
+        show_job(start_attempt(storage, batch, job), out);
     }
-    return count;
 }
 
 void storage_claim(struct sim *sim, const struct db_claim *args, struct arena *arena,
@@ -293,15 +328,14 @@ void storage_claim(struct sim *sim, const struct db_claim *args, struct arena *a
     size_t limit = busy || dice_permille(&sim->dice, 50)
                        ? (size_t)dice_between(&sim->dice, busy ? 0 : 1, args->limit)
                        : args->limit;
-    struct claimed_job *jobs = need(arena, (limit + 1) * sizeof *jobs);
-    size_t count = 0;
+    struct handful handful = handful_for(arena, limit);
 
     for (size_t i = 0; i < args->queue_count; i++)
-        count += claim_queue(sim, args, queue_of_name(args->queues[i]), limit - count, arena,
-                             jobs + count);
-    reply->rows.claim.jobs = jobs;
-    reply->rows.claim.count = count;
-    reply->rows.claim.end = busy ? CLAIM_BUSY : count == limit ? CLAIM_FILLED : CLAIM_EMPTY;
+        claim_queue(sim, args, queue_of_name(args->queues[i]), limit, &handful);
+    give(&handful, reply);
+    reply->rows.claim.end = busy                         ? CLAIM_BUSY
+                            : size_of(&handful) == limit ? CLAIM_FILLED
+                                                         : CLAIM_EMPTY;
 }
 
 /* ---- claims whose answer was lost ---- */
@@ -322,8 +356,7 @@ void storage_claim_result(struct sim *sim, uint64_t nonce, struct arena *arena,
                           struct db_reply *reply)
 {
     const struct storage *storage = &sim->storage;
-    struct claimed_job *jobs = need(arena, count_claimed(storage, nonce) * sizeof *jobs);
-    size_t count = 0;
+    struct handful handful = handful_for(arena, count_claimed(storage, nonce));
 
     if (!sim->calming && dice_below(&sim->dice, 4) == 0) {
         reply->rows.claim.end = CLAIM_BUSY;
@@ -331,9 +364,8 @@ void storage_claim_result(struct sim *sim, uint64_t nonce, struct arena *arena,
     }
     for (size_t i = 0; i < storage->batch_count; i++)
         for (size_t j = 0; storage->batches[i].nonce == nonce && j < storage->batches[i].count; j++)
-            show_job(&storage->batches[i].attempts[j], arena, &jobs[count++]);
-    reply->rows.claim.jobs = jobs;
-    reply->rows.claim.count = count;
+            show_job(&storage->batches[i].attempts[j], &handful);
+    give(&handful, reply);
     reply->rows.claim.end = CLAIM_EMPTY;
 }
 

@@ -44,7 +44,8 @@ struct stored_job {
     uint32_t run_lease;
     unsigned queue;
     enum stored_state state;
-    bool scheduled; /* was deferred when it came */
+    bool scheduled;  /* was deferred when it came */
+    bool unreadable; /* damaged: nobody can be told what it is */
     uint16_t attempts;
     uint16_t attempts_max;
     uint8_t priority;

@@ -213,9 +213,140 @@ static void a_failed_claim_says_what_can_be_done(void **state)
     world_end(world);
 }
 
+/* ---- jobs that cannot be read ---- */
+
+static void assert_fails(const struct db_call *call, size_t count)
+{
+    assert_non_null(call);
+    assert_int_equal(call->args.finish.count, count);
+    for (size_t i = 0; i < count; i++) {
+        const struct finish_order *order = call->args.finish.orders[i];
+        assert_int_equal(order->outcome, JOB_FAIL);
+        assert_true(bytes_equal(order->error, bytes_of_text("unreadable job")));
+    }
+}
+
+static void what_cannot_be_read_fails_and_its_neighbours_are_handed_out(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle a = join(world, 1);
+
+    claim(world, a, 10, 5, 1000);
+    turn(world);
+    reply_mixed(world, call_of(world, DB_CLAIM), 3, 2, CLAIM_FILLED);
+    assert_int_equal(answer_to(world, 1, 10)->count, 3);
+    assert_int_equal(world->core.attempts.owned, 3);
+    assert_int_equal(world->core.attempts.reserved, 0);
+    assert_int_equal(session_of(&world->core.sessions, a)->finish_items, 0);
+    assert_fails(call_of(world, DB_FINISH), 2);
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.orders[0]->receipt.index, 4);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    claim(world, a, 11, 5, 60000); /* one that finds only such jobs waits on, and asks at once */
+    turn(world);
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 5, CLAIM_FILLED);
+    assert_null(answer_to(world, 1, 11));
+    assert_int_equal(call_of(world, DB_CLAIM)->args.claim.limit, 5);
+    world_end(world);
+}
+
+static void what_cannot_be_read_fails_however_long_it_takes(void **state)
+{
+    (void)state;
+    static const int16_t too_busy[] = {STORAGE_BUSY, FINISH_DONE};
+    struct world *world = world_new();
+
+    claim(world, join(world, 1), 10, 2, 1000);
+    turn(world);
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 2, CLAIM_EMPTY);
+    lose_call(world, call_of(world, DB_FINISH));
+    reply_gone(world, true);
+    assert_fails(call_of(world, DB_FINISH), 2);
+    fail_call(world, call_of(world, DB_FINISH), OUTCOME_NOT_DONE, "53100");
+    wait_us(world, US_PER_S);
+    assert_fails(call_of(world, DB_FINISH), 2);
+    reply_finished(world, call_of(world, DB_FINISH), too_busy);
+    wait_us(world, 20000);
+    assert_fails(call_of(world, DB_FINISH), 1);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    assert_true(finisher_is_idle(&world->core.finisher));
+    world_end(world);
+}
+
+static void what_cannot_be_read_fails_although_nobody_waits(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle a = join(world, 1);
+
+    claim(world, a, 10, 5, 1000);
+    turn(world);
+    sessions_drain(&world->core.sessions, false);
+    session_vanished(&world->core.sessions, a);
+    lose_call(world, call_of(world, DB_CLAIM));
+    reply_gone(world, true);
+    reply_mixed(world, call_of(world, DB_CLAIM_RESULT), 1, 2, CLAIM_FILLED);
+    assert_false(core_is_idle(&world->core));
+    const struct db_call *back = call_of(world, DB_FINISH);
+    assert_int_equal(back->args.finish.count, 3);
+    assert_int_equal(back->args.finish.orders[0]->outcome, JOB_RELEASE);
+    assert_int_equal(back->args.finish.orders[1]->outcome, JOB_FAIL);
+    assert_int_equal(back->args.finish.orders[2]->outcome, JOB_FAIL);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    assert_true(core_is_idle(&world->core));
+    world_end(world);
+}
+
+static void what_the_storage_will_not_fail_is_let_go(void **state)
+{
+    (void)state;
+    static const int16_t refused[] = {FINISH_INVALID, FINISH_STALE};
+    struct world *world = world_new();
+    handle a = join(world, 1);
+
+    claim(world, a, 10, 2, 1000);
+    turn(world);
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 2, CLAIM_EMPTY);
+    reply_finished(world, call_of(world, DB_FINISH), refused);
+    wait_us(world, 2 * US_PER_S);
+    assert_null(call_of(world, DB_FINISH));
+    assert_true(finisher_is_idle(&world->core.finisher));
+    world_end(world); /* the group waits for nothing */
+}
+
+static void so_many_that_cannot_be_read_and_no_more(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle a = join(world, 1);
+
+    claim(world, a, 10, 512, 1000);
+    claim(world, a, 11, 1, 60000);
+    turn(world);
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 511, CLAIM_FILLED);
+    assert_non_null(call_of(world, DB_CLAIM));
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 1, CLAIM_FILLED);
+    assert_null(call_of(world, DB_CLAIM));
+    wait_us(world, US_PER_S);
+    assert_int_equal(answer_to(world, 1, 10)->count, 0);
+    assert_null(call_of(world, DB_CLAIM));
+    for (int i = 0; i < 8; i++) {
+        assert_null(call_of(world, DB_CLAIM));
+        assert_non_null(call_of(world, DB_FINISH));
+        reply_all_done(world, call_of(world, DB_FINISH));
+    }
+    assert_non_null(call_of(world, DB_CLAIM));
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_cannot_be_read_fails_and_its_neighbours_are_handed_out),
+        cmocka_unit_test(what_cannot_be_read_fails_however_long_it_takes),
+        cmocka_unit_test(what_cannot_be_read_fails_although_nobody_waits),
+        cmocka_unit_test(what_the_storage_will_not_fail_is_let_go),
+        cmocka_unit_test(so_many_that_cannot_be_read_and_no_more),
         cmocka_unit_test(a_failed_claim_says_what_can_be_done),
         cmocka_unit_test(claims_of_a_group_share_one_call),
         cmocka_unit_test(jobs_are_dealt_by_session_then_by_age),

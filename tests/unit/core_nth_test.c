@@ -5,7 +5,8 @@
 
 enum fate { NOT_DONE, LOST_BEFORE, LOST_AFTER };
 
-enum { ENQUEUED = 2, STEPS_MAX = 400, STORED_MAX = 64 };
+/* The last job that is enqueued cannot be read when it is claimed. */
+enum { READABLE = 2, ENQUEUED = 3, STEPS_MAX = 400, STORED_MAX = 64 };
 
 enum job_state { AVAILABLE, RUNNING, ENDED };
 
@@ -63,18 +64,28 @@ static void commit_claim(struct store *store, const struct db_call *call)
 static void reply_claim(struct store *store, struct db_call *call)
 {
     struct claimed_job jobs[STORED_MAX] = {0};
+    struct unreadable_job unreadable[STORED_MAX] = {0};
     size_t count = 0;
+    size_t unreadable_count = 0;
 
-    for (size_t i = 0; i < store->count; i++)
-        if (store->claimed[i] == call->args.claim.nonce)
-            jobs[count++].receipt = (struct receipt){.batch_id = call->args.claim.nonce,
-                                                     .nonce = call->args.claim.nonce,
-                                                     .job_id = (uint64_t)store->jobs[i].id,
-                                                     .run_lease = 1,
-                                                     .index = (uint16_t)(i + 1)};
+    for (size_t i = 0; i < store->count; i++) {
+        struct receipt receipt = {.batch_id = call->args.claim.nonce,
+                                  .nonce = call->args.claim.nonce,
+                                  .job_id = (uint64_t)store->jobs[i].id,
+                                  .run_lease = 1,
+                                  .index = (uint16_t)(i + 1)};
+        if (store->claimed[i] != call->args.claim.nonce)
+            continue;
+        if (i < READABLE)
+            jobs[count++].receipt = receipt;
+        else
+            unreadable[unreadable_count++] = (struct unreadable_job){
+                .receipt = receipt, .queue = bytes_of_text("q"), .why = "unreadable job"};
+    }
     struct db_reply with = {.outcome = OUTCOME_DONE,
                             .backend = store->world->backend,
-                            .rows.claim = {jobs, count, count > 0 ? CLAIM_FILLED : CLAIM_EMPTY}};
+                            .rows.claim = {jobs, count, count > 0 ? CLAIM_FILLED : CLAIM_EMPTY,
+                                           unreadable, unreadable_count}};
     reply(store->world, call, &with);
 }
 
@@ -204,7 +215,7 @@ static bool live_through(unsigned fails_at, enum fate fate)
     assert_int_equal(enqueued->code, CODE_OK);
     assert_int_equal(store.count, ENQUEUED); /* an acknowledged job is there, once */
     claim(world, session, 11, ENQUEUED, 60000);
-    assert_int_equal(await(&store, 11)->count, ENQUEUED);
+    assert_int_equal(await(&store, 11)->count, READABLE);
     finish_claimed(&store, session, 12, 0, JOB_COMPLETE);
     enum finish_status status = await(&store, 12)->statuses[0];
     assert_true(status == FINISH_DONE || status == FINISH_ALREADY_DONE);
@@ -214,11 +225,15 @@ static bool live_through(unsigned fails_at, enum fate fate)
     await(&store, 14);
     claim(world, session, 15, 1, 60000);
     assert_int_equal(await(&store, 15)->count, 1);
+    for (int i = 0; i < STEPS_MAX && store.jobs[READABLE].state != ENDED; i++)
+        if (!answer_one(&store))
+            wait_us(world, 10000);
     take(world, session, REQUEST_GOODBYE, 16);
     assert_int_equal(await(&store, 16)->kind, ANSWER_GOODBYE);
     assert_int_equal(store.jobs[0].state, ENDED);
     assert_int_equal(store.jobs[0].ended, 1);
     assert_int_equal(store.jobs[1].state, AVAILABLE); /* Goodbye gave it back */
+    assert_int_equal(store.jobs[READABLE].ended, 1);
     assert_true(store.struck || store.calls < fails_at);
     bool struck = store.struck;
     world_end(world); /* idle: nothing is left over */

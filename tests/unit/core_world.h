@@ -285,21 +285,41 @@ static inline void reply_enqueued(struct world *world, struct db_call *call)
     reply(world, call, &with);
 }
 
+static inline struct receipt next_receipt(struct world *world, uint64_t nonce, size_t at)
+{
+    return (struct receipt){.batch_id = 1,
+                            .nonce = nonce,
+                            .job_id = (uint64_t)++world->next_job_id,
+                            .run_lease = 1,
+                            .index = (uint16_t)(at + 1)};
+}
+
+/* Some good jobs, then some that cannot be read. */
+static inline void reply_mixed(struct world *world, struct db_call *call, size_t count,
+                               size_t unreadable_count, enum claim_end end)
+{
+    uint64_t nonce = call->args.claim.nonce;
+    struct claimed_job *jobs = calloc(count + 1, sizeof *jobs);
+    struct unreadable_job *unreadable = calloc(unreadable_count + 1, sizeof *unreadable);
+    struct db_reply with = {.outcome = OUTCOME_DONE,
+                            .rows.claim = {jobs, count, end, unreadable, unreadable_count}};
+
+    assert_true(count + unreadable_count <= call->args.claim.limit);
+    for (size_t i = 0; i < count; i++)
+        jobs[i].receipt = next_receipt(world, nonce, i);
+    for (size_t i = 0; i < unreadable_count; i++)
+        unreadable[i] = (struct unreadable_job){.receipt = next_receipt(world, nonce, count + i),
+                                                .queue = bytes_of_text("q"),
+                                                .why = "unreadable job"};
+    reply(world, call, &with);
+    free(jobs);
+    free(unreadable);
+}
+
 static inline void reply_jobs(struct world *world, struct db_call *call, size_t count,
                               enum claim_end end)
 {
-    struct claimed_job *jobs = calloc(count + 1, sizeof *jobs);
-    struct db_reply with = {.outcome = OUTCOME_DONE, .rows.claim = {jobs, count, end}};
-
-    assert_true(count <= call->args.claim.limit);
-    for (size_t i = 0; i < count; i++)
-        jobs[i].receipt = (struct receipt){.batch_id = 1,
-                                           .nonce = call->args.claim.nonce,
-                                           .job_id = (uint64_t)++world->next_job_id,
-                                           .run_lease = 1,
-                                           .index = (uint16_t)(i + 1)};
-    reply(world, call, &with);
-    free(jobs);
+    reply_mixed(world, call, count, 0, end);
 }
 
 static inline void reply_claimed(struct world *world, size_t count, enum claim_end end)

@@ -57,6 +57,16 @@ FAULTS = {
     "claim-in-doubt-is-forgotten": ("broker.c", "        if (reply->backend.pid != 0)\n            raise_doubt(group, reply);", "        (void)raise_doubt;"),
     "busy-claim-result-is-nothing": ("broker.c", "    if (reply->rows.claim.end == CLAIM_BUSY)\n        return false;\n", ""),
     "claim-doubts-never-end": ("broker.c", "    group->doubts--;\n", ""),
+    "unreadable-job-is-handed-out": ("broker.c", "    size_t dealt = group_deal(group, reply->rows.claim.jobs, count);\n",
+        "    size_t dealt = group_deal(group, reply->rows.claim.jobs, count);\n    static struct claimed_job all[CLAIM_JOBS_MAX];\n"
+        "    for (size_t i = 0; i < reply->rows.claim.unreadable_count; i++)\n        all[i] = (struct claimed_job){.receipt = reply->rows.claim.unreadable[i].receipt};\n"
+        "    group_deal(group, all, reply->rows.claim.unreadable_count);\n"),
+    "unreadable-job-is-forgotten": ("broker.c", "    fail_unreadable(group, reply->rows.claim.unreadable, reply->rows.claim.unreadable_count);\n", "    (void)fail_unreadable;\n"),
+    "unreadable-job-goes-back": ("broker.c", ".as = JOB_FAIL,", ".as = JOB_RELEASE,"),
+    "unreadable-job-is-given-up": ("finisher.c", "    if (given_up > 0)\n        offer_again(work, given_up);\n", "    if (given_up > 0 && back.error == NULL)\n        offer_again(work, given_up);\n"),
+    "unreadable-job-fails-twice": ("broker.c", "        finisher_hand_back(group->broker->with.finisher, receipts, same, back);\n", "        finisher_hand_back(group->broker->with.finisher, receipts, same, back);\n        finisher_hand_back(group->broker->with.finisher, receipts, same, back);\n"),
+    "unreadable-job-is-never-over": ("broker.c", "    group->unreadable -= count;\n", ""),
+    "group-with-unreadable-jobs-is-idle": ("broker.c", "group->doubts > 0 || group->unreadable > 0;", "group->doubts > 0;"),
     "another-nonce-is-asked-for": ("broker.c", "    claimed->nonce = group->call.args.claim.nonce;\n", "    claimed->nonce = group->call.args.claim.nonce ^ 1;\n"),
     # sessions
     "answer-after-the-end": ("session.c", "        if (session_is_connected(session))\n            send_answer(session, request->id, answer);", "        send_answer(session, request->id, answer);"),
@@ -84,7 +94,7 @@ FAULTS = {
     "cancel-ends-another-claim": ("broker.c", "            if (claim->request->id != request_id)\n                continue;\n", ""),
     "cancelled-claim-waits-on": ("broker.c", "                continue;\n            answer_claim(broker, claim);\n", "                continue;\n"),
     "orphan-goes-back-as-released": ("finisher.c", "(struct hand_back){.as = leave_as}", "(struct hand_back){.as = leave_as == JOB_RELEASE ? JOB_WORKER_LOST : JOB_RELEASE}"),
-    "offered-again-as-lost": ("finisher.c", "(struct hand_back){.as = offer->as, ", "(struct hand_back){.as = JOB_WORKER_LOST, "),
+    "offered-again-as-lost": ("finisher.c", "    offer->back.told = NULL;\n", "    offer->back.told = NULL;\n    offer->back.as = JOB_WORKER_LOST;\n"),
     "counts-never-end": ("counter.c", "    counter->in_flight--;\n", "    counter->in_flight -= reply->outcome == OUTCOME_DONE;\n"),
     # leader and maintenance
     "leads-without-the-lock": ("leader.c", "    if (!granted)\n        look_for_stuck(leader);", "    if (false)\n        look_for_stuck(leader);"),
