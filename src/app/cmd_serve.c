@@ -5,7 +5,7 @@
  * database_dispatch -> net_turn. So what came in together shares a transaction, and each client is
  * written to once. SIGTERM or SIGINT: stop listening, answer what is in flight, let workers finish
  * what they hold until drain_timeout, hand back the rest, exit 0. A second signal hands back at
- * once. SIGHUP: read the settings again (settings.h).
+ * once. SIGHUP: read the settings again (settings.h). SIGUSR1: log the counters, as at the end.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -53,6 +53,8 @@ struct server {
     struct loop_signal *sigterm;
     struct loop_signal *sigint;
     struct loop_signal *sighup;
+    struct loop_signal *sigusr1;
+    uint64_t started_us;
     uint64_t drain_since_us; /* 0: serving */
     uint64_t forced_us;      /* 0: workers may still finish */
     bool ready;
@@ -252,6 +254,19 @@ static void turn_net(void *ctx)
     net_turn(server->net);
 }
 
+/* ---- counters ---- */
+
+static void log_counters(void *ctx)
+{
+    const struct server *server = ctx;
+    struct core_counters counters = core_counters(&server->core);
+    uint64_t up_us = clock_mono_us() - server->started_us;
+
+    log_event(LOG_INFO, "counters", "up_s=%llu deadlock_retries=%llu unreadable_jobs=%llu",
+              (unsigned long long)(up_us / US_PER_S), (unsigned long long)counters.deadlock_retries,
+              (unsigned long long)counters.unreadable_jobs);
+}
+
 /* ---- the end ---- */
 
 static bool is_drained(const struct server *server)
@@ -384,6 +399,8 @@ static void init_server(struct server *server)
     server->sigterm = loop_signal_new(server->loop, SIGTERM, on_stop_signal, server);
     server->sigint = loop_signal_new(server->loop, SIGINT, on_stop_signal, server);
     server->sighup = loop_signal_new(server->loop, SIGHUP, on_hangup, server);
+    server->sigusr1 = loop_signal_new(server->loop, SIGUSR1, log_counters, server);
+    server->started_us = clock_mono_us();
     signal(SIGPIPE, SIG_IGN); /* libpq writes too */
 }
 
@@ -395,6 +412,7 @@ static void free_server(struct server *server)
     loop_signal_free(server->sigterm);
     loop_signal_free(server->sigint);
     loop_signal_free(server->sighup);
+    loop_signal_free(server->sigusr1);
     loop_timer_free(server->core_timer);
     loop_timer_free(server->drain_timer);
     arena_free(&server->scratch);
@@ -421,6 +439,7 @@ static int serve(struct server *server)
     }
     loop_run(server->loop);
     bool clean = is_drained(server);
+    log_counters(server);
     log_event(LOG_INFO, "stopped", "clean=%s", clean ? "yes" : "no");
     if (clean) /* otherwise calls are still under way, and the process ends with them */
         free_server(server);

@@ -262,6 +262,7 @@ static void fail_unreadable(struct group *group, const struct unreadable_job *jo
 
     CHECK(count <= CLAIM_JOBS_MAX);
     group->unreadable += count;
+    group->broker->unreadable_jobs += count;
     for (size_t i = 0; i < count;) {
         struct hand_back back = {
             .as = JOB_FAIL, .error = jobs[i].why, .over = on_failed, .ctx = group};

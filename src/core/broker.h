@@ -41,6 +41,7 @@ struct broker {
     struct list idle;    /* nobody waits; least recently used first */
     struct list waiting; /* all others */
     unsigned calls_in_flight;
+    uint64_t unreadable_jobs; /* that claims brought, since the start */
 };
 
 void broker_init(struct broker *broker, const struct broker_setup *setup);

@@ -250,6 +250,13 @@ void core_notified(struct core *core, struct bytes queue)
     news_heard(&core->news, queue);
 }
 
+struct core_counters core_counters(const struct core *core)
+{
+    return (struct core_counters){.deadlock_retries = enqueuer_deadlock_retries(&core->enqueuer) +
+                                                      finisher_deadlock_retries(&core->finisher),
+                                  .unreadable_jobs = core->broker.unreadable_jobs};
+}
+
 bool core_is_idle(const struct core *core)
 {
     return enqueuer_is_idle(&core->enqueuer) && finisher_is_idle(&core->finisher) &&

@@ -71,6 +71,13 @@ void core_control_lost(struct core *core);
 /* Somebody else stored work for this queue. A hint: it may be late, doubled or missing. */
 void core_notified(struct core *core, struct bytes queue);
 
+/* Since core_init. */
+struct core_counters {
+    uint64_t deadlock_retries; /* transactions begun again because they were a deadlock's victim */
+    uint64_t unreadable_jobs;
+};
+struct core_counters core_counters(const struct core *core);
+
 /* Nothing is in flight or waiting, apart from the leader's. */
 bool core_is_idle(const struct core *core);
 

@@ -321,6 +321,11 @@ void enqueuer_turn(struct enqueuer *enqueuer)
     keyed_turn(&enqueuer->keyed);
 }
 
+uint64_t enqueuer_deadlock_retries(const struct enqueuer *enqueuer)
+{
+    return enqueuer->batcher.deadlock_retries + enqueuer->keyed.batcher.deadlock_retries;
+}
+
 bool enqueuer_is_idle(const struct enqueuer *enqueuer)
 {
     return batcher_is_idle(&enqueuer->batcher) && keyed_is_idle(&enqueuer->keyed);

@@ -52,6 +52,9 @@ void enqueuer_forget(struct enqueuer *enqueuer, struct request *request);
 void enqueuer_forget_ids(struct enqueuer *enqueuer);
 
 void enqueuer_turn(struct enqueuer *enqueuer);
+
+/* Transactions begun again because they were a deadlock's victim, since the start. */
+uint64_t enqueuer_deadlock_retries(const struct enqueuer *enqueuer);
 bool enqueuer_is_idle(const struct enqueuer *enqueuer);
 
 #endif

@@ -80,6 +80,7 @@ void finisher_hand_back(struct finisher *finisher, const struct receipt *receipt
                         struct hand_back back);
 
 void finisher_turn(struct finisher *finisher);
+
 /* Transactions begun again because they were a deadlock's victim, since the start. */
 uint64_t finisher_deadlock_retries(const struct finisher *finisher);
 

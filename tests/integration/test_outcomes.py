@@ -3,6 +3,7 @@ whether they were committed, and tells each client the truth once."""
 import concurrent.futures
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -449,6 +450,20 @@ def test_ptrap_04_failed_parse_is_not_kept(world):
 
 # ---- deadlocks
 
+def all_counters(world):
+    """The lines `counters` of the log."""
+    return [{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
+            for line in re.findall(r"event=counters (.*)", world.log())]
+
+
+def counters(world):
+    """What has been counted so far, as the proxy says when it is asked."""
+    before = len(all_counters(world))
+    world.proxies[0].process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: len(all_counters(world)) > before)
+    return all_counters(world)[-1]
+
+
 DEADLOCKS = """
 CREATE SEQUENCE awa.deadlock_calls;
 CREATE TABLE awa.deadlock_limit (n int);
@@ -590,6 +605,7 @@ def test_ptrap_17_an_unreadable_job_fails_alone(world, lost):
         assert world.log().count(f'level=error event=job_unreadable queue="q" job={job_id} ') == 1, world.log()
     assert "reply_malformed" not in world.log() and counts(world.url) == (0, 0, 17)
     assert ("outcome_resolved" in world.log()) == lost
+    assert counters(world)["unreadable_jobs"] == 3
 
 
 def test_ptrap_17_only_unreadable_jobs(world):
@@ -610,6 +626,7 @@ def test_trap_14_deadlocks_are_tried_again(world):
     with connected(world.url) as cursor:
         cursor.execute(DEADLOCKS)
         client = world.connect()
+        retries = 0
         for k, expected in ((1, "DONE"), (2, "DONE"), (3, "DONE"), (1000, "STATUS_ABORTED")):
             enqueue(client, 3)
             jobs = client.claim("q", jobs=3, wait_ms=5000)
@@ -619,11 +636,19 @@ def test_trap_14_deadlocks_are_tried_again(world):
             assert statuses(results) == [expected] * 3
             cursor.execute("SELECT last_value FROM awa.deadlock_calls")
             assert cursor.fetchone()[0] == k + 1 or expected != "DONE"
+            if expected == "DONE":
+                assert counters(world)["deadlock_retries"] == (retries := retries + k)
         assert all(r.error.retryable and r.error.sqlstate == "40P01" for r in results)
         cursor.execute("UPDATE awa.deadlock_limit SET n = 0")
         assert statuses(client.complete(*jobs)) == ["DONE"] * 3  # they were still ours
         assert counts(world.url) == (0, 0, 12)
     assert 1 <= world.log().count("event=deadlock_retry") <= 2, world.log()
+    client.call(goodbye=pb.Goodbye())
+    before = counters(world)
+    assert world.proxies[0].stop() == 0
+    assert before["deadlock_retries"] > retries
+    assert all_counters(world)[-1] | {"up_s": 0} == before | {"up_s": 0}
+    assert world.log().rindex("event=counters") < world.log().index("event=stopped")
 
 
 # ---- crashes
