@@ -1,11 +1,13 @@
 /* conf_file: the configuration file: lines of `name = value`, and of `include = path`.
  *
  * A line that begins with # is a comment, and so is the rest of a line from a # behind a blank.
- * Nothing is quoted and nothing continues on the next line. Each setting stands at most once, in
- * the file and all it includes together. What is included (a secret that is kept elsewhere, say)
- * stands where its line stands, is looked for beside the file that names it, and includes nothing
- * itself. A line that is not understood is not shown: it may hold a password.
+ * Nothing is quoted, no control character is taken, and nothing continues on the next line. Each
+ * setting stands at most once, in the file and all it includes together. What is included (a secret
+ * that is kept elsewhere, say) stands where its line stands, is looked for beside the file that
+ * names it, and includes nothing itself. A line that is not understood is not shown: it may hold a
+ * password.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -51,6 +53,15 @@ static void cut_comment(char *line)
             *at = '\0';
             return;
         }
+}
+
+/* A refusal shows what it refuses, on a terminal or in a log. */
+static bool has_control_characters(const char *text)
+{
+    for (; *text != '\0'; text++)
+        if (*text != '\t' && iscntrl((unsigned char)*text))
+            return true;
+    return false;
 }
 
 static const struct conf_row *row_of_name(const char *name)
@@ -135,6 +146,8 @@ static enum code read_line(const struct source *source, unsigned number, char *l
     if (*line == '\0')
         return CODE_OK;
     snprintf(at, sizeof at, "%.*s, line %u", PATH_SHOWN_BYTES, source->path, number);
+    if (has_control_characters(line))
+        return err_set(err, CODE_INVALID_ARGUMENT, "%s: holds a control character", at);
     char *equals = strchr(line, '=');
     if (equals == NULL)
         return err_set(err, CODE_INVALID_ARGUMENT, "%s: not of the form name = value", at);

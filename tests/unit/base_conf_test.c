@@ -235,6 +235,7 @@ static void a_bad_file_is_named_with_its_line(void **state)
     refuses_file("postgresql://u:hunter2@h/db\n", "line 1: not of the form name = value");
     refuses_file("postgresql://u:hunter2@h/db?a=b\n", "line 1: what stands before = is not a name");
     refuses_file("[serve]\n", "line 1: not of the form");
+    refuses_file("# \x1b\npool_size = 4\x1b[2J\n", "line 2: holds a control character");
     refuses_file_of("schema = a\0b\n", 13, "holds a NUL byte");
 }
 
