@@ -334,6 +334,106 @@ def test_a_silent_connection_is_left_before_the_proxy_gives_the_session_up(fake,
     resumed.greet()
 
 
+def heartbeat(session):
+    """The next frame, which must be a Heartbeat; and its receipts."""
+    frame = session.expect("heartbeat")
+    return frame, sorted(item.receipt for item in frame.heartbeat.items)
+
+
+def answer_heartbeat(session, frame, **statuses):
+    """HEARTBEAT_OK for all but those named, as _1=pb.HEARTBEAT_LOST."""
+    session.answer(frame, heartbeat_ok=pb.HeartbeatOk(
+        statuses=[statuses.get(f"_{item.receipt.decode()}", pb.HEARTBEAT_OK) for item in frame.heartbeat.items]))
+
+
+@pytest.mark.parametrize("status", [pb.HEARTBEAT_LOST, pb.HEARTBEAT_CANCELLED])
+def test_a_heartbeat_tells_what_is_lost(fake, start_worker, status):
+    """The sign of life of a worker that holds something names that; and its answer counts like the notice."""
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    session = fake.accept()
+    session.greet(idle_timeout_ms=2400)
+    session.give_jobs(session.expect("claim"), 1, 2, kind="lost")
+    worker.started()
+    frame, named = heartbeat(session)
+    assert named == [b"1", b"2"]
+    answer_heartbeat(session, frame)
+    frame, named = heartbeat(session)
+    assert named == [b"1", b"2"]
+    answer_heartbeat(session, frame, _2=status)     # has not started: never will
+    assert session.expect("claim").claim.max_jobs == 1
+    frame, named = heartbeat(session)
+    assert named == [b"1"]
+    answer_heartbeat(session, frame, _1=status)
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    session.settle(frames[0], pb.STALE)
+    worker.stop()
+    part(session)
+    stats = worker.join()
+    assert (stats.executed, stats.not_accepted) == (1, 1)
+
+
+def test_a_heartbeat_in_parts(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=4)
+    session = fake.accept()
+    session.greet(idle_timeout_ms=2400, max_items_per_finish=2)
+    session.give_jobs(session.expect("claim"), 1, 2, 3, 4, 5, kind="wait")
+    worker.started()
+    parts = [heartbeat(session) for _ in range(3)]
+    assert [len(named) for _, named in parts] == [2, 2, 1]
+    assert sorted(sum((named for _, named in parts), [])) == [b"1", b"2", b"3", b"4", b"5"]
+    for frame, _ in reversed(parts):                # in any order
+        answer_heartbeat(session, frame, _2=pb.HEARTBEAT_LOST, _5=pb.HEARTBEAT_LOST)
+    assert session.expect("claim").claim.max_jobs in (1, 2)
+    worker.let_end()
+    frames, items = expect_finish(session, 3)
+    assert sorted(items) == [b"1", b"3", b"4"]
+    for frame in frames:
+        session.settle(frame, pb.DONE)
+    worker.stop()
+    part(session)
+    assert worker.join().executed == 3
+
+
+def test_a_heartbeat_names_nothing_of_a_session_that_is_gone(fake, start_worker):
+    """The proxy would call it lost, but its Finish may be DONE: the proxy was started anew."""
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
+    session = fake.accept()
+    session.greet(idle_timeout_ms=2400)
+    session.answer(session.expect("release"), release_ok=pb.FinishOk(results=[pb.FinishResult(status=pb.DONE)]))
+    claim = session.expect("claim")
+    session.answer(session.expect("ping"), pong=pb.Pong())     # job 1 runs
+    session.give_jobs(claim, 3, kind="wait")
+    frame, named = heartbeat(session)
+    assert named == [b"3"]
+    answer_heartbeat(session, frame)
+    worker.let_end()
+    frames, items = expect_finish(session, 2)
+    assert items == [b"1", b"3"]
+    for frame in frames:
+        session.settle(frame, pb.DONE)
+    worker.stop()
+    part(session)
+    assert worker.join().done == 2
+
+
+def test_a_heartbeat_names_what_a_resumed_session_holds(fake, start_worker):
+    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
+    hold_two(fake, worker)
+    session = fake.accept()
+    session.greet(idle_timeout_ms=2400, resumed=True)
+    frame, named = heartbeat(session)
+    assert named == [b"1", b"2"]
+    answer_heartbeat(session, frame)
+    worker.let_end()
+    for frame in expect_finish(session, 2)[0]:
+        session.settle(frame, pb.DONE)
+    worker.stop()
+    part(session)
+    assert worker.join().done == 2
+
+
 def test_a_draining_proxy_is_left_and_another_found(fake, start_worker):
     worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
     session = fake.accept()

@@ -115,6 +115,8 @@ bool awai_receipt_is(const struct awa_receipt *receipt, ProtobufCBinaryData wire
 // *wire points into *receipt and *how.
 void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt *receipt,
                          const struct awa_outcome *how);
+// Points into *receipts. To be freed with free(); NULL when there is no memory.
+Awa__V1__Heartbeat *awai_heartbeat_to_wire(const struct awa_receipt *receipts, size_t count);
 // One allocation, to be freed with free(); NULL when there is no memory.
 struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire);
 

@@ -252,24 +252,38 @@ static enum awa_code take_statuses(const Awa__V1__HeartbeatOk *ok, size_t count,
     return AWA_OK;
 }
 
+struct wire_heartbeat {
+    Awa__V1__Heartbeat heartbeat; // first: it stands for all
+    Awa__V1__HeartbeatItem items[];
+};
+
+Awa__V1__Heartbeat *awai_heartbeat_to_wire(const struct awa_receipt *receipts, size_t count)
+{
+    struct wire_heartbeat *wire = calloc(
+        1, sizeof *wire + count * (sizeof wire->items[0] + sizeof(Awa__V1__HeartbeatItem *)));
+    if (wire == NULL)
+        return NULL;
+    awa__v1__heartbeat__init(&wire->heartbeat);
+    wire->heartbeat.n_items = count;
+    wire->heartbeat.items = (Awa__V1__HeartbeatItem **)(wire->items + count);
+    for (size_t i = 0; i < count; i++) {
+        awa__v1__heartbeat_item__init(&wire->items[i]);
+        wire->items[i].receipt = awai_receipt_to_wire(&receipts[i]);
+        wire->heartbeat.items[i] = &wire->items[i];
+    }
+    return &wire->heartbeat;
+}
+
 enum awa_code awa_heartbeat(awa_connection *connection, const struct awa_receipt *receipts,
                             size_t count, bool *lost, struct awa_error *error)
 {
-    Awa__V1__HeartbeatItem *items = calloc(count, sizeof *items + sizeof(Awa__V1__HeartbeatItem *));
-    if (items == NULL)
+    Awa__V1__Heartbeat *heartbeat = awai_heartbeat_to_wire(receipts, count);
+    if (heartbeat == NULL)
         return awai_out_of_memory(error);
-    Awa__V1__Heartbeat heartbeat = AWA__V1__HEARTBEAT__INIT;
-    heartbeat.n_items = count;
-    heartbeat.items = (Awa__V1__HeartbeatItem **)(items + count);
-    for (size_t i = 0; i < count; i++) {
-        awa__v1__heartbeat_item__init(&items[i]);
-        items[i].receipt = awai_receipt_to_wire(&receipts[i]);
-        heartbeat.items[i] = &items[i];
-    }
     Awa__V1__ServerFrame *answer;
-    enum awa_code code = awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT, &heartbeat,
+    enum awa_code code = awai_call(connection, AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT, heartbeat,
                                    0, &answer, error);
-    free(items);
+    free(heartbeat);
     if (code != AWA_OK)
         return code;
     code = take_statuses(answer->heartbeat_ok, count, lost, error);

@@ -210,6 +210,33 @@ size_t awai_pool_receipts(struct pool *pool, ProtobufCBinaryData *receipts, size
     return count;
 }
 
+static void add_held(const struct task *task, struct awa_receipt *receipts, size_t room,
+                     size_t *count)
+{
+    if (!task->foreign && !awa_job_lost(task->job) && *count < room)
+        receipts[(*count)++] = task->job->receipt;
+}
+
+size_t awai_pool_held(struct pool *pool, struct awa_receipt *receipts, size_t room)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&pool->mutex);
+    for (const struct task *task = pool->ready.first; task != NULL; task = task->next)
+        add_held(task, receipts, room, &count);
+    for (size_t i = 0; i < pool->running_count; i++)
+        add_held(pool->running[i], receipts, room, &count);
+    pthread_mutex_unlock(&pool->mutex);
+    return count;
+}
+
+void awai_pool_disown(struct pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    for (size_t i = 0; i < pool->running_count; i++)
+        pool->running[i]->foreign = true;
+    pthread_mutex_unlock(&pool->mutex);
+}
+
 void awai_pool_lose(struct pool *pool, ProtobufCBinaryData receipt)
 {
     pthread_mutex_lock(&pool->mutex);

@@ -17,6 +17,7 @@ struct task {
     struct awa_outcome outcome; // set once finished
     uint64_t request_id;        // of the Finish it was sent in
     size_t place;               // in pool.running
+    bool foreign;               // claimed by a session that is gone
     struct task *next;
 };
 
@@ -65,6 +66,11 @@ struct task *awai_pool_pop_finished(struct pool *pool); // NULL: none
 
 // The receipts of all tasks, as far as there is room; returns how many there are.
 size_t awai_pool_receipts(struct pool *pool, ProtobufCBinaryData *receipts, size_t room);
+// Copies the receipts of what this session holds (ready and running, and not lost), as far as there
+// is room; returns how many it copied.
+size_t awai_pool_held(struct pool *pool, struct awa_receipt *receipts, size_t room);
+// The session is gone: what runs goes on, but is no longer held.
+void awai_pool_disown(struct pool *pool);
 // Its handler is told; one that has not started is dropped.
 void awai_pool_lose(struct pool *pool, ProtobufCBinaryData receipt);
 struct pool_load awai_pool_load(struct pool *pool);

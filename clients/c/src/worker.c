@@ -31,6 +31,14 @@ enum {
     PREFETCH_MAX = 65536,
 };
 
+// What the Heartbeats that were sent together ask, in one request for each max_items_per_finish of
+// them: the first has the id first_id, the next the next.
+struct beat {
+    struct awa_receipt *receipts;
+    size_t count;
+    uint64_t first_id;
+};
+
 struct awa_worker {
     struct awa_worker_options options;
     size_t capacity; // concurrency and prefetch
@@ -49,6 +57,7 @@ struct awa_worker {
     bool parted;              // Goodbye is answered
     int64_t paused_until_ms;  // no Claim and no Finish before
     int64_t last_heard_ms, last_pinged_ms;
+    struct beat beat; // the newest
     struct awa_worker_stats stats;
 };
 
@@ -177,8 +186,42 @@ static enum awa_code release_unwanted(struct awa_worker *worker, const Awa__V1__
 static enum awa_code send_ping(struct awa_worker *worker, struct awa_error *error)
 {
     Awa__V1__Ping ping = AWA__V1__PING__INIT;
-    worker->last_pinged_ms = awai_now_ms();
     return awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_PING, &ping, error);
+}
+
+static enum awa_code send_heartbeat(struct awa_worker *worker, const struct awa_receipt *receipts,
+                                    size_t count, struct awa_error *error)
+{
+    Awa__V1__Heartbeat *heartbeat = awai_heartbeat_to_wire(receipts, count);
+    if (heartbeat == NULL)
+        return awai_out_of_memory(error);
+    enum awa_code code = awai_send_request(
+        worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_HEARTBEAT, heartbeat, error);
+    free(heartbeat);
+    return code;
+}
+
+// A Heartbeat for what this session holds; when that is nothing, a Ping. An attempt of a session
+// that is gone would be called lost here, though its Finish may still be DONE.
+static enum awa_code send_sign_of_life(struct awa_worker *worker, struct awa_error *error)
+{
+    struct beat *beat = &worker->beat;
+    size_t limit = worker->connection->limits.max_items_per_finish;
+    enum awa_code code = AWA_OK;
+    worker->last_pinged_ms = awai_now_ms();
+    free(beat->receipts);
+    *beat = (struct beat){.receipts = calloc(worker->capacity, sizeof *beat->receipts),
+                          .first_id = worker->connection->last_request_id + 1};
+    if (beat->receipts == NULL)
+        return awai_out_of_memory(error);
+    beat->count = awai_pool_held(&worker->pool, beat->receipts, worker->capacity);
+    if (beat->count == 0)
+        return send_ping(worker, error);
+    for (size_t at = 0; at < beat->count && code == AWA_OK; at += limit) {
+        size_t left = beat->count - at;
+        code = send_heartbeat(worker, &beat->receipts[at], left < limit ? left : limit, error);
+    }
+    return code;
 }
 
 // So that nothing is claimed any more that would only be released.
@@ -281,6 +324,20 @@ static void on_notice(struct awa_worker *worker, const Awa__V1__Notice *notice)
     }
 }
 
+static void on_heartbeat_ok(struct awa_worker *worker, uint64_t request_id,
+                            const Awa__V1__HeartbeatOk *ok)
+{
+    const struct beat *beat = &worker->beat;
+    size_t limit = worker->connection->limits.max_items_per_finish;
+    if (request_id < beat->first_id || request_id - beat->first_id > beat->count / limit)
+        return; // of an earlier one: the newest will say it again
+    size_t at = (size_t)(request_id - beat->first_id) * limit;
+    for (size_t i = 0; i < ok->n_statuses && i < limit && at + i < beat->count; i++)
+        if (ok->statuses[i] == AWA__V1__HEARTBEAT_STATUS__HEARTBEAT_LOST ||
+            ok->statuses[i] == AWA__V1__HEARTBEAT_STATUS__HEARTBEAT_CANCELLED)
+            awai_pool_lose(&worker->pool, awai_receipt_to_wire(&beat->receipts[at + i]));
+}
+
 static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFrame *frame,
                               struct awa_error *error)
 {
@@ -294,13 +351,15 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
         return on_error(worker, frame->request_id, frame->error, error);
     case AWA__V1__SERVER_FRAME__ANSWER_GOODBYE_OK: worker->parted = true; return AWA_OK;
     case AWA__V1__SERVER_FRAME__ANSWER_NOTICE: on_notice(worker, frame->notice); return AWA_OK;
+    case AWA__V1__SERVER_FRAME__ANSWER_HEARTBEAT_OK:
+        on_heartbeat_ok(worker, frame->request_id, frame->heartbeat_ok);
+        return AWA_OK;
     case AWA__V1__SERVER_FRAME__ANSWER_PONG:
     case AWA__V1__SERVER_FRAME__ANSWER_CANCEL_REQUEST_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_RELEASE_OK: return AWA_OK;
     case AWA__V1__SERVER_FRAME__ANSWER_HELLO_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_ENQUEUE_OK:
     case AWA__V1__SERVER_FRAME__ANSWER_QUEUE_COUNTS_OK:
-    case AWA__V1__SERVER_FRAME__ANSWER_HEARTBEAT_OK:
     case AWA__V1__SERVER_FRAME__ANSWER__NOT_SET:
     case _AWA__V1__SERVER_FRAME__ANSWER__CASE_IS_INT_SIZE: break;
     }
@@ -323,7 +382,7 @@ static enum awa_code receive_what_is_there(struct awa_worker *worker, struct awa
 
 // ---- The loop
 
-// Nothing heard for a third of the idle timeout: ping. For two thirds: the connection is lost,
+// Nothing heard for a third of the idle timeout: ask. For two thirds: the connection is lost,
 // before the proxy, to which we are as silent, gives us up and our session with us.
 static enum awa_code keep_alive(struct awa_worker *worker, struct awa_error *error)
 {
@@ -333,7 +392,7 @@ static enum awa_code keep_alive(struct awa_worker *worker, struct awa_error *err
         return awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy has gone silent");
     bool quiet = now_ms - worker->last_heard_ms >= timeout_ms / 3;
     bool pinged = now_ms - worker->last_pinged_ms < timeout_ms / 3;
-    return quiet && !pinged ? send_ping(worker, error) : AWA_OK;
+    return quiet && !pinged ? send_sign_of_life(worker, error) : AWA_OK;
 }
 
 // Leaving, and nothing is left to do or to be answered.
@@ -389,6 +448,8 @@ static enum awa_code run_session(struct awa_worker *worker, struct awa_error *er
     worker->claim_id = worker->cancelled_id = worker->goodbye_id = 0;
     worker->parted = false;
     worker->last_heard_ms = awai_now_ms();
+    if (!worker->connection->resumed)
+        awai_pool_disown(&worker->pool);
     enum awa_code code = receive_what_is_there(worker, error); // notices that came with HelloOk
     while (code == AWA_OK && !worker->parted) {
         code = send_what_is_due(worker, error);
@@ -566,6 +627,7 @@ void awa_worker_free(awa_worker *worker)
         return;
     awai_list_clear(&worker->sent);
     awai_list_clear(&worker->waiting);
+    free(worker->beat.receipts);
     awai_pool_destroy(&worker->pool);
     if (worker->wake_fd >= 0)
         close(worker->wake_fd);

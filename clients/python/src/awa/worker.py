@@ -84,6 +84,8 @@ class Worker:
         self._draining = False                  # says the proxy
         self._session_id = b""                  # to resume
         self._waiting: list[Job] = []           # for a connection: what has not started
+        self._foreign: set[bytes] = set()       # receipts of what runs for a session that is gone
+        self._beats: dict[int, list[bytes]] = {}    # the receipts of Heartbeats, by request id
 
     def stop(self) -> None:
         """May be called from any thread and from a signal handler. run() then claims nothing more,
@@ -125,6 +127,8 @@ class Worker:
         self._paused_until = 0.0
         self._last_heard = self._last_pinged = time.monotonic()
         try:
+            if not self._connection.limits.resumed:
+                self._foreign = {job.receipt for job in self._futures.values()}
             self._receive_what_is_there()       # notices that came with HelloOk
             self._place_waiting()
             while not self._parted:
@@ -165,6 +169,20 @@ class Worker:
             raise Error(Code.DEADLINE_EXCEEDED, "the proxy has gone silent")
         if min(now - self._last_heard, now - self._last_pinged) >= timeout_s / 3:
             self._last_pinged = now
+            self._send_sign_of_life()
+
+    def _send_sign_of_life(self) -> None:
+        """A Heartbeat for what this session holds; when that is nothing, a Ping. An attempt of a
+        session that is gone would be called lost here, though its Finish may still be DONE."""
+        held = [job.receipt for job in self._futures.values()
+                if not job.lost.is_set() and job.receipt not in self._foreign]
+        limit = self._connection.limits.max_items_per_finish
+        self._beats.clear()
+        for start in range(0, len(held), limit):
+            part = held[start:start + limit]
+            beat = pb.Heartbeat(items=[pb.HeartbeatItem(receipt=receipt) for receipt in part])
+            self._beats[self._connection.send(pb.ClientFrame(heartbeat=beat))] = part
+        if not held:
             self._connection.send(pb.ClientFrame(ping=pb.Ping()))
 
     def _wait_for_events(self) -> None:
@@ -286,6 +304,8 @@ class Worker:
                 self._parted = True
             case "notice":
                 self._on_notice(frame.notice)
+            case "heartbeat_ok":
+                self._on_heartbeat_ok(frame.request_id, frame.heartbeat_ok)
             case "pong" | "release_ok" | "cancel_request_ok":
                 pass
             case _:
@@ -309,14 +329,22 @@ class Worker:
         if notice.kind == pb.DRAINING:
             self._draining = True
         elif notice.kind == pb.ATTEMPT_LOST:
-            self._waiting = [job for job in self._waiting if job.receipt != notice.receipt]
-            lost = [future for future, job in self._futures.items()
-                    if job.receipt == notice.receipt]
-            for future in lost:
-                if future.cancel():
-                    del self._futures[future]
-                else:
-                    self._futures[future].lost.set()
+            self._lose(notice.receipt)
+
+    def _on_heartbeat_ok(self, request_id: int, heartbeat_ok: pb.HeartbeatOk) -> None:
+        for receipt, status in zip(self._beats.pop(request_id, []), heartbeat_ok.statuses):
+            if status in (pb.HEARTBEAT_LOST, pb.HEARTBEAT_CANCELLED):
+                self._lose(receipt)
+
+    def _lose(self, receipt: bytes) -> None:
+        """Its handler is told; what has not started never will."""
+        self._waiting = [job for job in self._waiting if job.receipt != receipt]
+        lost = [future for future, job in self._futures.items() if job.receipt == receipt]
+        for future in lost:
+            if future.cancel():
+                del self._futures[future]
+            else:
+                self._futures[future].lost.set()
 
     def _on_finish_ok(self, request_id: int, finish_ok: pb.FinishOk) -> None:
         for done, result in zip(self._sent.pop(request_id, []), finish_ok.results):
