@@ -4,8 +4,9 @@
  * constant that an operator can search for; the rest is key=value. Quote what may hold spaces with
  * log_text(); a value that stays bare holds no space. docs/operations.md lists every event. Limits:
  * at most LOG_LINES_PER_S lines a second; what is dropped is counted and said in the next line.
- * Never called per job or per request. Never given a secret. State: the level, the format and the
- * line budget are the only mutable static data of the proxy, private to log.c.
+ * Never called per job or per request, unless something is wrong with it. Never given a secret.
+ * State: the level, the format and the line budget are the only mutable static data of the proxy,
+ * private to log.c.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H

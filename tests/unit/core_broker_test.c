@@ -247,6 +247,7 @@ static void what_cannot_be_read_fails_and_its_neighbours_are_handed_out(void **s
     reply_mixed(world, call_of(world, DB_CLAIM), 0, 5, CLAIM_FILLED);
     assert_null(answer_to(world, 1, 11));
     assert_int_equal(call_of(world, DB_CLAIM)->args.claim.limit, 5);
+    assert_int_equal(core_counters(&world->core).unreadable_jobs, 7);
     world_end(world);
 }
 

@@ -507,25 +507,40 @@ static void a_claim_whose_answer_made_no_sense_is_not_asked_about(void **state)
 
 /* ---- deadlocks, and the server out of lock table ---- */
 
+static uint64_t deadlock_retries(const struct world *world)
+{
+    return core_counters(&world->core).deadlock_retries;
+}
+
 static void trap_14_deadlocks_are_counted(void **state)
 {
     (void)state;
     struct world *world = world_new();
+    handle session = join(world, 1);
 
-    finish(world, join(world, 1), 10, 1, 1, 2, JOB_COMPLETE);
+    finish(world, session, 10, 1, 1, 2, JOB_COMPLETE);
     turn(world);
     for (unsigned i = 0; i < 4; i++) {
-        assert_int_equal(finisher_deadlock_retries(&world->core.finisher), i);
+        assert_int_equal(deadlock_retries(world), i);
         assert_int_equal(call_of(world, DB_COMPLETE)->args.finish.count, 2);
         fail_call(world, call_of(world, DB_COMPLETE), OUTCOME_NOT_DONE, "40P01");
         wait_us(world, 40000);
     }
     assert_int_equal(call_of(world, DB_COMPLETE)->args.finish.count, 1); /* each alone */
     fail_call(world, call_of(world, DB_COMPLETE), OUTCOME_NOT_DONE, "40001");
-    assert_int_equal(finisher_deadlock_retries(&world->core.finisher), 4); /* no deadlock */
+    assert_int_equal(deadlock_retries(world), 4); /* no deadlock */
     wait_us(world, 40000);
     while (call_of(world, DB_COMPLETE) != NULL)
         reply_all_done(world, call_of(world, DB_COMPLETE));
+    finish(world, session, 11, 2, 1, 1, JOB_FAIL);
+    enqueue(world, session, 12, 1);
+    enqueue_keyed(world, session, 13, 1, "key");
+    turn(world);
+    reply_ids(world, 1, 10000);
+    fail_call(world, call_of(world, DB_FINISH), OUTCOME_NOT_DONE, "40P01");
+    fail_call(world, call_of(world, DB_ENQUEUE), OUTCOME_NOT_DONE, "40P01");
+    fail_call(world, call_of(world, DB_ENQUEUE_ONCE), OUTCOME_NOT_DONE, "40P01");
+    assert_int_equal(deadlock_retries(world), 7);
     world_end(world);
 }
 
