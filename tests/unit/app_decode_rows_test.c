@@ -12,7 +12,7 @@
 #include "app/decode_rows.h"
 #include "pg/params.h"
 
-enum { COLUMNS = 15, JOBS = 3, NOTHING = INT32_MIN };
+enum { COLUMNS = 15, JOBS = 3, NOTHING = INT32_MIN, ARENA_BYTES = 1024 * 1024 };
 
 /* One claim batch of three good jobs; a test spoils the one in the middle. */
 struct claimed {
@@ -115,7 +115,7 @@ static struct decoded decode_as(enum db_op op, const struct claimed *jobs, uint3
     PGresult *rows = rows_of(jobs);
     struct arena arena;
 
-    arena_init(&arena, 1024 * 1024);
+    arena_init(&arena, ARENA_BYTES);
     out.understood = decode_rows(&call, rows, &arena, &reply);
     if (out.understood) {
         out.count = reply.rows.claim.count;

@@ -309,7 +309,7 @@ static void what_the_storage_will_not_fail_is_let_go(void **state)
     turn(world);
     reply_mixed(world, call_of(world, DB_CLAIM), 0, 2, CLAIM_EMPTY);
     reply_finished(world, call_of(world, DB_FINISH), refused);
-    wait_us(world, 2 * US_PER_S);
+    wait_us(world, (uint64_t)2 * US_PER_S);
     assert_null(call_of(world, DB_FINISH));
     assert_true(finisher_is_idle(&world->core.finisher));
     world_end(world); /* the group waits for nothing */
