@@ -679,7 +679,7 @@ static void what_vanished_sessions_leave_is_bounded(void **state)
                      most);
     assert_true(world->core.enqueuer.keyed.batcher.pending.count < 300);
     assert_true(world->core.counter.waiting.count < 600);
-    assert_true(shard->others.pending.count < 300 * ITEMS_PER_FINISH_MAX);
+    assert_true(shard->others.pending.count < (size_t)300 * ITEMS_PER_FINISH_MAX);
     wait_us(world, (uint64_t)(REQUEST_MS + 1) * US_PER_MS); /* nobody is asked any more */
     for (struct db_call *call; (call = call_of(world, DB_COUNTS)) != NULL;)
         fail_call(world, call, OUTCOME_NOT_DONE, "57P01");
