@@ -1,11 +1,14 @@
 """Worker loops against a proxy played by the test."""
+import datetime
 import time
 
 import pytest
 
+import awa
 import awa_pb2 as pb
 import drivers
 import fake_proxy
+from awa.worker import run_handler
 
 
 def receipts(finish):
@@ -507,3 +510,22 @@ def test_the_first_connection_must_work(tmp_path, start_worker):
     with pytest.raises(drivers.CallError) as ended:
         worker.join()
     assert ended.value.code == "UNAVAILABLE"
+
+
+def test_python_logs_what_a_handler_did_not_catch(caplog):
+    """With its traceback, which the job does not keep; an Outcome that is raised is no failure."""
+    job = awa.Job(id=7, receipt=b"r", queue="q", kind="mail", raw_args=b"{}", priority=2, attempt=1, max_attempts=25,
+                  created_at=datetime.datetime.now(datetime.timezone.utc), raw_metadata=b"", traceparent="")
+
+    def broken(_job):
+        raise ValueError("no such address")
+
+    def asks_for_a_retry(_job):
+        raise awa.Retry("later")
+
+    assert run_handler(broken, job).error == "ValueError: no such address"
+    record, = caplog.records
+    assert (record.name, record.getMessage()) == ("awa", "job 7 (mail) raised in attempt 1")
+    assert record.exc_info[0] is ValueError
+    assert run_handler(asks_for_a_retry, job).error == "later"
+    assert len(caplog.records) == 1

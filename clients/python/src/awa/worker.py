@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import logging
 import os
 import random
 import select
@@ -28,6 +29,8 @@ from .errors import Code, Error
 from .types import Complete, Job, Outcome, Retry
 
 Handler = Callable[[Job], Outcome | None]
+
+logger = logging.getLogger("awa")
 
 CONNECT_TIMEOUT_S = 5.0
 CLAIM_WAIT_MS = 20_000
@@ -56,6 +59,7 @@ def run_handler(handler: Handler, job: Job) -> Outcome:
     except Outcome as outcome:
         return outcome
     except Exception as failure:
+        logger.exception("job %d (%s) raised in attempt %d", job.id, job.kind, job.attempt)
         return Retry(f"{type(failure).__name__}: {failure}")
 
 
@@ -63,8 +67,9 @@ class Worker:
     """Works on queues (in strict order of preference) until stop().
 
     handler(job) runs in up to `concurrency` threads at once. It returns None or an Outcome or
-    raises one; any other exception means Retry with its text. `prefetch` more jobs are held ready
-    (default: as many again). job.lost is set when the attempt has ended without its handler.
+    raises one; any other exception means Retry with its text, and is logged (logger "awa").
+    `prefetch` more jobs are held ready (default: as many again). job.lost is set when the attempt
+    has ended without its handler.
     """
 
     def __init__(self, address: str, queues: Sequence[str], handler: Handler, *,
