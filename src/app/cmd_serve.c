@@ -27,10 +27,10 @@
 /* The largest ClaimOk, unpacked; args are not copied. */
 enum { ANSWER_BYTES_MAX = 2 * 1024 * 1024 };
 
-/* The loop's, the listeners', the control connection's, the standard ones, and some for libraries.
- */
+/* The loop's, the listeners', the control connection's, the standard ones, and some for libraries;
+ * and in both pools what looks names up, with the resolver's sockets. */
 enum {
-    OWN_DESCRIPTORS = 22 + 2 * LISTENERS_MAX,
+    OWN_DESCRIPTORS = 22 + 2 * LISTENERS_MAX + 2 * 3 * LOOKUPS_MAX,
     REFUSED_DESCRIPTORS = 64, /* of clients beyond SESSIONS_MAX, while they are told so */
 };
 

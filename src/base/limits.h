@@ -118,6 +118,11 @@ enum { ID_BLOCK = 10000, ID_BLOCK_LOW = 2500, ID_RUNS_MAX = 16 };
 /* Segments sent and not answered on one connection; more wait in the pool. */
 enum { PIPE_SEGMENTS_MAX = 4, POOL_SIZE_MAX = 64 };
 
+/* Host names of Postgres. Threads of one pool that look names up, hanging ones that were given up
+ * included; more: no connection is tried before one of them ends. Further addresses of a name are
+ * not used. */
+enum { LOOKUPS_MAX = 4, ADDRESSES_PER_NAME_MAX = 16 };
+
 /* Room in a ClaimOk beside args and metadata: receipt, names, traceparent and field tags of each
  * job. */
 enum {

@@ -9,22 +9,26 @@
 #include "base/clock.h"
 #include "base/limits.h"
 #include "base/mem.h"
+#include "pg/hosts.h"
 #include "pg/rows.h"
 #include "pg/schema.h"
 #include "pg/url.h"
 
 enum {
-    CONNECT_MS = 10 * 1000, /* all hosts together */
+    CONNECT_MS = 10 * 1000, /* all hosts together; for their names as much again */
     NULLS_MAX = 2,          /* in a row from a living connection */
 };
 
 struct pipe {
     struct pipe_setup with;
-    PGconn *connection;
+    struct hosts hosts;    /* to connect to; none while resolving */
+    struct lookup *lookup; /* while resolving */
+    struct err not_found;  /* a name of which nothing is known; CODE_OK: none */
+    PGconn *connection;    /* NULL while resolving */
     struct watch *watch;
     int watched_fd;
     enum pipe_state state;
-    uint64_t since_us; /* of the connection attempt */
+    uint64_t since_us; /* of the names' lookup, then of the connection attempt */
     struct backend backend;
     struct list owed;
     struct list replays; /* calls whose statement was gone */
@@ -42,6 +46,7 @@ static void start_preparing(struct pipe *pipe);
 static void set_state(struct pipe *pipe, enum pipe_state next)
 {
     static const unsigned legal[] = {
+        [PIPE_RESOLVING] = 1u << PIPE_CONNECTING | 1u << PIPE_BROKEN,
         [PIPE_CONNECTING] = 1u << PIPE_CHECKING | 1u << PIPE_BROKEN,
         [PIPE_CHECKING] = 1u << PIPE_PREPARING | 1u << PIPE_BROKEN,
         [PIPE_PREPARING] = 1u << PIPE_READY | 1u << PIPE_BROKEN,
@@ -82,18 +87,23 @@ void pipe_break(struct pipe *pipe, const struct err *err)
         return;
     set_state(pipe, PIPE_BROKEN);
     pipe->broken_err = *err;
+    lookup_free(pipe->lookup);
+    pipe->lookup = NULL;
     unwatch(pipe);
     loop_again(pipe->with.loop); /* the owner looks at the end of the turn */
 }
 
+/* While connecting: perhaps only because a host is missing whose name was not found. */
 static void break_with_text(struct pipe *pipe, const char *text)
 {
+    bool is_missing = pipe->state == PIPE_CONNECTING && pipe->not_found.code != CODE_OK;
     struct err err;
-    err_set(&err, CODE_UNAVAILABLE, "%s", text);
+
+    err_set(&err, CODE_UNAVAILABLE, "%s%s%s", text, is_missing ? "; " : "",
+            is_missing ? pipe->not_found.message : "");
     pipe_break(pipe, &err);
 }
 
-/* libpq's connection-level message has several lines and ends in one. */
 static void break_with_libpq(struct pipe *pipe)
 {
     char text[ERR_MESSAGE_BYTES];
@@ -102,8 +112,7 @@ static void break_with_libpq(struct pipe *pipe)
         pipe_break(pipe, &pipe->err);
         return;
     }
-    snprintf(text, sizeof text, "%s", PQerrorMessage(pipe->connection));
-    text[strcspn(text, "\n")] = '\0';
+    url_failure(pipe->connection, &pipe->hosts, text, sizeof text);
     break_with_text(pipe, text[0] != '\0' ? text : "the connection to Postgres was lost");
 }
 
@@ -452,48 +461,62 @@ void pipe_send(struct pipe *pipe, struct pipe_call *call)
 
 /* ---- coming and going ---- */
 
-static void ignore_notice(void *ctx, const PGresult *result)
+static void start_connecting(struct pipe *pipe)
 {
-    (void)ctx;
-    (void)result;
-}
-
-struct pipe *pipe_new(const struct pipe_setup *setup)
-{
-    struct url_hosts hosts;
-    url_hosts_from(setup->url, setup->first_host, &hosts);
-    /* What stands before dbname may be overridden by the URL, and that by what stands behind. */
-    const char *const keywords[] = {"client_encoding",
-                                    "fallback_application_name",
-                                    "tcp_user_timeout",
-                                    "target_session_attrs",
-                                    "dbname",
-                                    "host",
-                                    "hostaddr",
-                                    "port",
-                                    NULL};
-    const char *const values[] = {"UTF8",     "awa-proxy",    "30000",    "read-write", setup->url,
-                                  hosts.host, hosts.hostaddr, hosts.port, NULL};
-    struct pipe *pipe = mem_zalloc(sizeof *pipe);
-
-    pipe->with = *setup;
-    pipe->state = PIPE_CONNECTING;
-    pipe->watched_fd = -1;
+    set_state(pipe, PIPE_CONNECTING);
     pipe->since_us = clock_mono_us();
-    pipe->connection = PQconnectStartParams(keywords, values, 1);
-    url_hosts_free(&hosts);
-    CHECK(pipe->connection != NULL);
-    PQsetNoticeReceiver(pipe->connection, ignore_notice, NULL);
+    pipe->connection = url_connect(pipe->with.url, &pipe->hosts);
     if (PQstatus(pipe->connection) == CONNECTION_BAD)
         break_with_libpq(pipe);
     else
         watch_socket(pipe, WATCH_WRITE); /* libpq: wait for writing before the first poll */
+}
+
+/* All names are answered, or it is too late for the others: connects to what is known. */
+static void end_resolving(void *ctx)
+{
+    struct pipe *pipe = ctx;
+
+    lookup_found(pipe->lookup, &pipe->hosts, &pipe->not_found);
+    lookup_free(pipe->lookup);
+    pipe->lookup = NULL;
+    if (pipe->hosts.count > 0)
+        start_connecting(pipe);
+    else
+        pipe_break(pipe, &pipe->not_found);
+}
+
+static void start_resolving(struct pipe *pipe)
+{
+    struct err err;
+
+    pipe->lookup = lookup_new_take(pipe->with.loop, pipe->with.lookups, &pipe->hosts, end_resolving,
+                                   pipe, &err);
+    if (pipe->lookup == NULL)
+        pipe_break(pipe, &err);
+}
+
+struct pipe *pipe_new(const struct pipe_setup *setup)
+{
+    struct pipe *pipe = mem_zalloc(sizeof *pipe);
+
+    pipe->with = *setup;
+    pipe->state = PIPE_RESOLVING;
+    pipe->watched_fd = -1;
+    pipe->since_us = clock_mono_us();
+    hosts_from(setup->url, setup->attempt, &pipe->hosts);
+    if (hosts_have_names(&pipe->hosts))
+        start_resolving(pipe);
+    else
+        start_connecting(pipe);
     return pipe;
 }
 
 void pipe_free(struct pipe *pipe)
 {
     CHECK(pipe->owed.count == 0 && pipe->replays.count == 0);
+    hosts_free(&pipe->hosts);
+    lookup_free(pipe->lookup);
     unwatch(pipe); /* before libpq closes the socket */
     PQclear(pipe->rows);
     PQclear(pipe->catalogue);
@@ -534,9 +557,11 @@ bool pipe_is_pooled(const struct pipe *pipe)
 
 void pipe_check_deadline(struct pipe *pipe, uint64_t now_us)
 {
-    bool connecting = pipe->state < PIPE_READY;
+    bool too_late = now_us > pipe->since_us + (uint64_t)CONNECT_MS * US_PER_MS;
 
-    if (connecting && now_us > pipe->since_us + (uint64_t)CONNECT_MS * US_PER_MS)
+    if (pipe->state == PIPE_RESOLVING && too_late)
+        end_resolving(pipe);
+    else if (pipe->state < PIPE_READY && too_late)
         break_with_text(pipe, "Postgres did not let us in in time");
     if (pipe->owed.count == 0)
         return;

@@ -1,15 +1,15 @@
 /* pipe: one connection to Postgres in pipeline mode, and the FIFO of answers it owes.
  *
- * What: connects without blocking, refuses a schema that this binary does not fit (schema.h),
- * prepares the statements of its role, then carries calls. One
- * call is one statement and one Sync: its own transaction. Its done() is called when the Sync's
- * answer arrived, so a result is acted on only after its commit. Every result says which backend
- * ran the call. A call whose prepared statement is gone (DISCARD, DEALLOCATE) surely was not run:
- * the pipe breaks, and the call is replayed once on another (pipe_take_replay). When the connection
- * breaks, or the oldest call has been first in line for longer than its deadline (packets may get
- * lost without a close), the pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of
- * the turn and calls pipe_fail_owed: UNKNOWN where the Sync was already handed to libpq, which may
- * have sent it, else NOT_DONE. States: CONNECTING -> CHECKING
+ * What: looks the hosts' names up (lookup.h), connects without blocking, refuses a schema that this
+ * binary does not fit (schema.h), prepares the statements of its role, then carries calls. One call
+ * is one statement and one Sync: its own transaction. Its done() is called when the Sync's answer
+ * arrived, so a result is acted on only after its commit. Every result says which backend ran the
+ * call. A call whose prepared statement is gone (DISCARD, DEALLOCATE) surely was not run: the pipe
+ * breaks, and the call is replayed once on another (pipe_take_replay). When the connection breaks,
+ * or the oldest call has been first in line for longer than its deadline (packets may get lost
+ * without a close), the pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the
+ * turn and calls pipe_fail_owed: UNKNOWN where the Sync was already handed to libpq, which may have
+ * sent it, else NOT_DONE. States: RESOLVING -> CONNECTING -> CHECKING
  * -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
  * submit to the pool again, which sends later, never from inside done(). Notifications are handed
  * on as they come.
@@ -27,10 +27,18 @@
 #include "base/list.h"
 #include "base/outcome.h"
 #include "ev/loop.h"
+#include "pg/lookup.h"
 #include "pg/params.h"
 #include "pg/statements.h"
 
-enum pipe_state { PIPE_CONNECTING, PIPE_CHECKING, PIPE_PREPARING, PIPE_READY, PIPE_BROKEN };
+enum pipe_state {
+    PIPE_RESOLVING,
+    PIPE_CONNECTING,
+    PIPE_CHECKING,
+    PIPE_PREPARING,
+    PIPE_READY,
+    PIPE_BROKEN
+};
 
 struct pipe_result {
     enum outcome outcome;
@@ -58,7 +66,8 @@ struct pipe;
 struct pipe_setup {
     struct loop *loop;
     const char *url;
-    unsigned first_host; /* of the URL's, tried before the others */
+    unsigned attempt; /* decides which host is tried first (hosts.h) */
+    struct lookups *lookups;
     const char *schema;
     enum statement_role role;
     struct params *params;                                           /* scratch, shared */

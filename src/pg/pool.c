@@ -31,9 +31,10 @@ struct pool {
     struct loop_timer *tick;
     bool tick_set;
     struct list waiting;
-    uint64_t again_us;   /* no new connection before this time */
-    unsigned failures;   /* to get a connection that serves, in a row */
-    unsigned first_host; /* which of the URL's hosts the next connection tries first */
+    uint64_t again_us; /* no new connection before this time */
+    unsigned failures; /* to get a connection that serves, in a row */
+    unsigned attempt;  /* which host, and address, the next connection tries first */
+    struct lookups *lookups;
     bool pooler_told;
     struct err last_err;
     struct err said_err; /* why there was no connection, as logged last, and when */
@@ -85,6 +86,7 @@ struct pool *pool_new(const struct pool_setup *setup)
     CHECK(setup->size >= 1 && setup->size <= POOL_SIZE_MAX);
     pool->with = *setup;
     pool->tick = loop_timer_new(setup->loop, on_tick, pool);
+    pool->lookups = lookups_new();
     err_set(&pool->last_err, CODE_UNAVAILABLE, "not connected to Postgres yet");
     return pool;
 }
@@ -95,7 +97,8 @@ static void open_place(struct pool *pool, struct place *place)
 {
     struct pipe_setup setup = {.loop = pool->with.loop,
                                .url = pool->with.url,
-                               .first_host = pool->first_host,
+                               .attempt = pool->attempt,
+                               .lookups = pool->lookups,
                                .schema = pool->with.schema,
                                .role = pool->with.role,
                                .params = pool->with.params,
@@ -247,7 +250,7 @@ static void note_failure(struct pool *pool, const struct place *place, const str
     if (is_hopeless(place, err))
         back_off(pool);
     if (!place->was_ready)
-        pool->first_host++;
+        pool->attempt++;
 }
 
 static void fail_waiting(struct pool *pool, uint64_t since_us)
@@ -448,6 +451,7 @@ void pool_free(struct pool *pool)
         CHECK(pipe_owed(pipe) == 0);
         pipe_free(pipe);
     }
+    lookups_free(pool->lookups);
     loop_timer_free(pool->tick);
     mem_free(pool);
 }

@@ -9,7 +9,8 @@
  * the control connection, which does not age: the lead and the locks hang on it. A server
  * that turned read only (after a failover) is left with all connections: each new one looks the
  * host up again. Of several hosts libpq tries one after the other, but one that takes the
- * connection and then says nothing keeps it for ever: so the next try begins with the next host.
+ * connection and then says nothing keeps it for ever: so the next try begins with the next host,
+ * or address of it (hosts.h).
  * Limits: PIPE_SEGMENTS_MAX calls a connection; how many wait is bounded by core, which owns every
  * call.
  */

@@ -6,6 +6,7 @@
 
 #include <libpq-fe.h>
 
+#include "base/check.h"
 #include "base/mem.h"
 
 enum code url_check(const char *url, struct err *err)
@@ -39,63 +40,47 @@ const char *url_text(const char *url, char *out, size_t out_bytes)
     return out;
 }
 
-/* ---- hosts ---- */
-
-static size_t item_count(const char *list)
+static void ignore_notice(void *ctx, const PGresult *result)
 {
-    size_t count = 1;
-
-    for (const char *at = list; *at != '\0'; at++)
-        count += *at == ',';
-    return count;
+    (void)ctx;
+    (void)result;
 }
 
-/* The list with its first items, so many, moved to the end. */
-static char *rotated(const char *list, size_t by)
+PGconn *url_connect(const char *url, const struct hosts *hosts)
 {
-    size_t len = strlen(list);
-    const char *start = list;
-    char *out = mem_alloc(len + 1);
+    char *lists[HOST_PARTS];
+    for (size_t part = 0; part < HOST_PARTS; part++)
+        lists[part] = hosts_list(hosts, (enum host_part)part);
+    /* What stands before dbname may be overridden by the URL, and that by what stands behind. NULL
+     * overrides nothing. */
+    const char *const keywords[] = {"client_encoding",
+                                    "fallback_application_name",
+                                    "tcp_user_timeout",
+                                    "target_session_attrs",
+                                    "dbname",
+                                    "host",
+                                    "hostaddr",
+                                    "port",
+                                    NULL};
+    const char *const values[] = {
+        "UTF8",           "awa-proxy",         "30000",          "read-write", url,
+        lists[HOST_NAME], lists[HOST_ADDRESS], lists[HOST_PORT], NULL};
+    PGconn *connection = PQconnectStartParams(keywords, values, 1);
 
-    for (; by > 0; by--)
-        start = strchr(start, ',') + 1;
-    size_t tail_len = len - (size_t)(start - list);
-    memcpy(out, start, tail_len);
-    if (start != list) {
-        out[tail_len] = ',';
-        memcpy(out + tail_len + 1, list, (size_t)(start - list) - 1);
-    }
-    out[len] = '\0';
-    return out;
+    for (size_t part = 0; part < HOST_PARTS; part++)
+        mem_free(lists[part]);
+    CHECK(connection != NULL);
+    PQsetNoticeReceiver(connection, ignore_notice, NULL);
+    return connection;
 }
 
-void url_hosts_from(const char *url, unsigned first, struct url_hosts *hosts)
+void url_failure(const PGconn *connection, const struct hosts *hosts, char *text, size_t text_bytes)
 {
-    const struct {
-        const char *keyword;
-        char **out;
-    } lists[] = {{"hostaddr", &hosts->hostaddr}, {"host", &hosts->host}, {"port", &hosts->port}};
-    PQconninfoOption *options = PQconninfoParse(url, NULL);
-    size_t count = 1;
+    const char *message = PQerrorMessage(connection);
+    const struct host *first = hosts->count > 0 ? &hosts->items[0] : NULL;
+    bool is_left_out = strncmp(message, "connection to server at", 23) == 0 && first != NULL &&
+                       first->part[HOST_NAME] != NULL && first->part[HOST_ADDRESS] != NULL;
 
-    *hosts = (struct url_hosts){NULL, NULL, NULL};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-        for (PQconninfoOption *option = options; option != NULL && option->keyword != NULL;
-             option++) {
-            if (option->val == NULL || strcmp(option->keyword, lists[i].keyword) != 0)
-                continue;
-            size_t items = item_count(option->val);
-            if (lists[i].out != &hosts->port)
-                count = items;
-            *lists[i].out = rotated(option->val, items == count ? first % count : 0);
-        }
-    }
-    PQconninfoFree(options);
-}
-
-void url_hosts_free(struct url_hosts *hosts)
-{
-    mem_free(hosts->host);
-    mem_free(hosts->hostaddr);
-    mem_free(hosts->port);
+    snprintf(text, text_bytes, "%s%s%.*s", is_left_out ? first->part[HOST_NAME] : "",
+             is_left_out ? ": " : "", (int)strcspn(message, "\n"), message);
 }

@@ -177,9 +177,12 @@ class Relay:
         self.links = []
         self.listener = socket.socket(socket.AF_UNIX)
 
-    def __enter__(self):
+    def listen(self):
         self.listener.bind(str(pathlib.Path(self.folder.name) / f".s.PGSQL.{PORT}"))
         self.listener.listen(64)
+
+    def __enter__(self):
+        self.listen()
         threading.Thread(target=self.accept, daemon=True).start()
         return self
 
@@ -210,3 +213,16 @@ class Relay:
     def inject(self, kind, statement, times=1, rows=0):
         self.faults.append(Fault(kind, statement, times, rows))
         return self.faults[-1]
+
+
+class TcpRelay(Relay):
+    """The same on a TCP port: `address` and `port` (0: any) of it. For clients with sslmode=disable and gssencmode=disable."""
+
+    def __init__(self, cluster, url, address="127.0.0.1", port=0):
+        super().__init__(cluster, url)
+        self.listener.close()
+        self.listener = socket.create_server((address, port))
+        self.port = self.listener.getsockname()[1]
+
+    def listen(self):
+        """It does already."""
