@@ -21,6 +21,7 @@
 
 #include "base/mem.h"
 #include "pg/lookup.h"
+#include "pg/pipe.h"
 
 /* Only a function of the C library's can have no owner for this. */
 static sem_t gate;    /* "hang" waits for it */
@@ -106,6 +107,12 @@ static unsigned thread_count(void)
     return count;
 }
 
+static void wait_for_threads(void)
+{
+    while (thread_count() > threads_before)
+        sched_yield();
+}
+
 static int tear_down(void **state)
 {
     struct world *world = *state;
@@ -113,8 +120,7 @@ static int tear_down(void **state)
     lookups_free(world->lookups);
     loop_free(world->loop);
     mem_free(world);
-    while (thread_count() > threads_before)
-        sched_yield();
+    wait_for_threads();
     return 0;
 }
 
@@ -268,6 +274,34 @@ static void *do_nothing(void *ctx)
     return ctx;
 }
 
+static void stop_loop(void *ctx)
+{
+    loop_stop(ctx);
+}
+
+/* One that turned read only is left with all connections, also with those that are being made. */
+static void a_pipe_that_is_given_up_hears_nothing_of_its_lookup(void **state)
+{
+    struct world *world = *state;
+    const struct pipe_setup setup = {
+        .loop = world->loop, .lookups = world->lookups, .url = "host=hang", .schema = "awa"};
+    struct pipe *pipe = pipe_new(&setup);
+    struct loop_timer *timer = loop_timer_new(world->loop, stop_loop, world->loop);
+    struct err err;
+
+    sem_wait(&entered);
+    assert_int_equal(pipe_state(pipe), PIPE_RESOLVING);
+    err_set(&err, CODE_UNAVAILABLE, "given up");
+    pipe_break(pipe, &err);
+    sem_post(&gate);
+    wait_for_threads();
+    loop_timer_set(timer, 0);
+    loop_run(world->loop);
+    assert_string_equal(pipe_err(pipe)->message, "given up");
+    pipe_free(pipe);
+    loop_timer_free(timer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +315,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(hanging_ones_are_let_go_and_limited, set_up, tear_down),
         cmocka_unit_test_setup_teardown(without_a_thread_it_fails, set_up, tear_down),
         cmocka_unit_test_setup_teardown(its_owner_may_go_before_a_lookup_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_pipe_that_is_given_up_hears_nothing_of_its_lookup, set_up,
+                                        tear_down),
     };
     pthread_t first;
 
