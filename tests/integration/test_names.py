@@ -12,7 +12,7 @@ from relay import TcpRelay
 from wire_client import Client, pb, statuses
 
 NAME = "db.test"
-PROMPT_S = 1
+PROMPT_S = 3  # the machine may be busy; a loop that is held up stands for 10
 HANG_TEXT = f"could not translate host name '{NAME}' to address: no answer in time"
 FAIL_TEXT = f"could not translate host name '{NAME}' to address: Temporary failure in name resolution"
 
@@ -96,6 +96,7 @@ def test_a_lookup_that_hangs_keeps_nobody_waiting(run, names, relay, cluster):
     proxy = run(NAME, relay.port).wait_ready()
     client = Client(proxy.socket)
     assert work(client) < PROMPT_S
+    wait_for(lambda: "event=leading" in proxy.log())
     with names.hanging():
         lose_control(proxy, cluster)
         wait_for(lambda: lookups(proxy) > 0)
@@ -107,7 +108,7 @@ def test_a_lookup_that_hangs_keeps_nobody_waiting(run, names, relay, cluster):
         assert slowest < PROMPT_S
         wait_for(lambda: lookups(proxy) > 1)  # the next attempt; the first one still hangs
         assert work(client) < PROMPT_S
-    wait_for(lambda: len(events(proxy, "pg_connected", "control")) == 2 and lookups(proxy) == 0)
+    wait_for(lambda: proxy.log().count("event=leading") == 2 and lookups(proxy) == 0)
     assert work(client) < PROMPT_S
     client.close()
     assert proxy.stop() == 0
