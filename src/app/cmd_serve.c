@@ -154,6 +154,12 @@ static void on_broken(void *ctx, uint64_t session, const struct err *why)
     session_refuse(&server->core.sessions, session, 0, why);
 }
 
+static void on_caught_up(void *ctx, uint64_t session)
+{
+    struct server *server = ctx;
+    session_caught_up(&server->core.sessions, session);
+}
+
 static void on_closed(void *ctx, uint64_t session)
 {
     struct server *server = ctx;
@@ -381,7 +387,7 @@ static size_t clients_max(const struct conf *conf)
 
 static void init_server(struct server *server)
 {
-    struct net_handlers net = {server, on_opened, on_frame, on_broken, on_closed};
+    struct net_handlers net = {server, on_opened, on_frame, on_broken, on_caught_up, on_closed};
     struct database_handlers database = {server, on_control_up, on_control_lost, on_data_lost,
                                          on_notified};
 

@@ -59,7 +59,8 @@ enum {
     CLAIMS_PER_SESSION_MAX = 4096,            /* waiting; more: RESOURCE_EXHAUSTED */
     FINISH_ITEMS_PER_SESSION_MAX = 16 * 1024, /* unanswered; more: stop reading, never refuse */
     OUTPUT_BYTES_MAX = 8 * 1024 * 1024,       /* unsent answers; more: stop reading */
-    READ_BYTES_PER_TURN = 256 * 1024, /* of one connection, so that the others get their turn */
+    DEALT_BYTES_MAX = 4 * 1024 * 1024, /* unsent answers; as much: its claims are dealt no jobs */
+    READ_BYTES_PER_TURN = 256 * 1024,  /* of one connection, so that the others get their turn */
 };
 
 /* Memory of requests whose session has gone, all together. More: what was not sent to the database
@@ -132,6 +133,8 @@ enum {
 
 static_assert(CLAIM_BYTES_MAX > ARGS_BYTES_MAX + METADATA_BYTES_MAX,
               "a claim of the largest job fits a frame");
+static_assert(DEALT_BYTES_MAX + FRAME_BYTES_MAX <= OUTPUT_BYTES_MAX,
+              "the last claim that is dealt to a session does not stop its reading");
 static_assert((int)FLUSH_ITEMS_MAX >= (int)CLAIM_JOBS_MAX, "one claim can end in one flush");
 static_assert(FLUSH_BYTES_MAX > ARGS_BYTES_MAX + METADATA_BYTES_MAX,
               "the largest job fits a flush");

@@ -49,6 +49,16 @@ static bool is_awaited(const struct group *group)
     return group->doubts > 0 || group->unreadable > 0;
 }
 
+/* Nobody asks for its claims any more, if it has some: those that are overdue have waited enough.
+ */
+static void rest(struct group *group)
+{
+    struct broker *broker = group->broker;
+
+    if (group->overdue.count > 0)
+        timer_set(broker->with.timers, &group->poll, now_us(broker));
+}
+
 /* Puts the group on the list that its state names, and sets its timer. */
 static void place(struct group *group)
 {
@@ -58,6 +68,8 @@ static void place(struct group *group)
     timer_stop(broker->with.timers, &group->poll);
     if (group->in_flight || is_stuck(group))
         list = &broker->waiting;
+    else if (group->demand == 0 && group_has_claims(group))
+        rest(group);
     else if (group->demand == 0)
         list = is_awaited(group) ? &broker->waiting : &broker->idle;
     else if (group->next_us <= now_us(broker))
@@ -69,12 +81,6 @@ static void place(struct group *group)
     if (group->node.head != NULL)
         list_remove(group->node.head, &group->node);
     list_push_back(list, &group->node);
-}
-
-static void on_poll(struct timer *timer, uint64_t now)
-{
-    (void)now;
-    place(CONTAINER_OF(timer, struct group, poll));
 }
 
 static void wake(struct group *group)
@@ -161,6 +167,12 @@ static void answer_claim_empty(struct broker *broker, struct claim *claim)
     sessions_answer_err(broker->with.sessions, request, &err);
 }
 
+/* Whether its wait may end: something was asked for it, or nothing will be. */
+static bool may_leave(const struct claim *claim)
+{
+    return claim_was_tried(claim) || is_stuck(claim->seat->group) || claim->seat->session->behind;
+}
+
 /* A claim leaves no earlier than a call that could have served it has ended: then none of its jobs
  * get lost on the way, and an empty answer is true even with wait_ms 0. */
 static void on_deadline(struct timer *timer, uint64_t now)
@@ -169,7 +181,7 @@ static void on_deadline(struct timer *timer, uint64_t now)
     struct group *group = claim->seat->group;
 
     (void)now;
-    if (!group->in_flight && (claim_was_tried(claim) || is_stuck(group))) {
+    if (!group->in_flight && may_leave(claim)) {
         struct broker *broker = group->broker;
         answer_claim_empty(broker, claim);
         place(group);
@@ -186,11 +198,21 @@ static void answer_overdue(struct group *group)
     for (struct list_node *node = group->overdue.first, *next; node != NULL; node = next) {
         struct claim *claim = CONTAINER_OF(node, struct claim, overdue);
         next = node->next;
-        if (claim_was_tried(claim) || is_stuck(group))
+        if (may_leave(claim))
             answer_claim_empty(group->broker, claim);
         else
             group->next_us = 0;
     }
+}
+
+static void on_poll(struct timer *timer, uint64_t now)
+{
+    struct group *group = CONTAINER_OF(timer, struct group, poll);
+
+    (void)now;
+    if (group->demand == 0)
+        answer_overdue(group);
+    place(group);
 }
 
 /* ---- calls ---- */
@@ -498,6 +520,16 @@ void broker_end_claims(struct broker *broker, struct session *session)
         struct group *group = seat->group;
         answer_claim(broker, CONTAINER_OF(seat->claims.first, struct claim, node));
         place(group);
+    }
+}
+
+/* May be called while claims of the session are answered: answers none. */
+void broker_pace(struct session *session)
+{
+    for (struct list_node *node = session->seats.first; node != NULL; node = node->next) {
+        struct seat *seat = CONTAINER_OF(node, struct seat, in_session);
+        group_move_seat(seat);
+        place(seat->group);
     }
 }
 

@@ -9,9 +9,10 @@
  * asked for by its nonce and then dealt like any other reply; the group goes on claiming meanwhile,
  * unless CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. A job that cannot be read is dealt
  * to nobody: the broker has it failed, which is no client's business and costs nobody's credit; a
- * group that waits for UNREADABLE_PER_GROUP_MAX of them makes no call. Invariants: at most one call
- * in flight a group and calls_max in all; every claim is answered once: with jobs, empty at the end
- * of its wait, or with the storage's error if the storage could not be asked.
+ * group that waits for UNREADABLE_PER_GROUP_MAX of them makes no call. Claims of a session that is
+ * behind with reading (session.h) wait aside: no call is made for them. Invariants: at most one
+ * call in flight a group and calls_max in all; every claim is answered once: with jobs, empty at
+ * the end of its wait, or with the storage's error if the storage could not be asked.
  */
 #ifndef CORE_BROKER_H
 #define CORE_BROKER_H
@@ -55,6 +56,10 @@ void broker_take(struct broker *broker, struct session *session, struct request 
 
 /* Answers all waiting claims of the session empty. */
 void broker_end_claims(struct broker *broker, struct session *session);
+
+/* Claims of a session that is behind wait without being asked for; once it is not, they are again.
+ */
+void broker_pace(struct session *session);
 
 /* Answers this waiting one empty. */
 void broker_end_claim(struct broker *broker, struct request *request);

@@ -34,6 +34,12 @@ static void end_claim(void *ctx, struct request *request)
     broker_end_claim(&core->broker, request);
 }
 
+static void pace(void *ctx, struct session *session)
+{
+    (void)ctx;
+    broker_pace(session);
+}
+
 static void forget(void *ctx, struct request *request)
 {
     struct core *core = ctx;
@@ -153,7 +159,7 @@ void core_init(struct core *core, const struct env *env, const struct core_setup
         .env = env,
         .timers = &core->timers,
         .attempts = &core->attempts,
-        .handlers = {core, take, end_claims, end_claim, forget, hand_back},
+        .handlers = {core, take, end_claims, end_claim, pace, forget, hand_back},
         .grace_us = setup->session_grace_us};
     struct leader_setup leader = {.env = env,
                                   .timers = &core->timers,

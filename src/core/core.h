@@ -1,10 +1,10 @@
 /* core: the proxy's logic as one object: sessions, broker, finisher, enqueuer, counter,
  * leader, wired to each other and to the outside through struct env.
  *
- * How to drive it: feed it what happens (session_open, sessions_take_request, session_vanished, the
- * done() of database calls, core_database_lost, core_control_up/lost, core_notified), then call
- * core_turn once at the end of the loop turn, so that everything that arrived together shares a
- * flush; sleep until core_next_us at most.
+ * How to drive it: feed it what happens (session_open, sessions_take_request, session_caught_up,
+ * session_vanished, the done() of database calls, core_database_lost, core_control_up/lost,
+ * core_notified), then call core_turn once at the end of the loop turn, so that everything that
+ * arrived together shares a flush; sleep until core_next_us at most.
  */
 #ifndef CORE_CORE_H
 #define CORE_CORE_H

@@ -25,7 +25,7 @@ struct group *group_new(struct broker *broker, const struct bytes *queues, size_
 
 void group_free(struct group *group)
 {
-    CHECK(group->seats.count == 0 && !group->in_flight && group->doubts == 0);
+    CHECK(!group_has_claims(group) && !group->in_flight && group->doubts == 0);
     CHECK(group->unreadable == 0);
     mem_free((void *)(uintptr_t)group->key.data);
     mem_free(group);
@@ -39,6 +39,16 @@ bool group_has_queue(const struct group *group, struct bytes queue)
     return false;
 }
 
+bool group_has_claims(const struct group *group)
+{
+    return group->seats.count + group->aside.count > 0;
+}
+
+static bool is_aside(const struct seat *seat)
+{
+    return list_has(&seat->group->aside, &seat->in_group);
+}
+
 struct seat *group_seat(struct group *group, struct session *session)
 {
     for (struct list_node *node = session->seats.first; node != NULL; node = node->next) {
@@ -49,7 +59,7 @@ struct seat *group_seat(struct group *group, struct session *session)
     struct seat *seat = mem_zalloc(sizeof *seat);
     seat->group = group;
     seat->session = session;
-    list_push_back(&group->seats, &seat->in_group);
+    list_push_back(session->behind ? &group->aside : &group->seats, &seat->in_group);
     list_push_back(&session->seats, &seat->in_session);
     return seat;
 }
@@ -59,8 +69,23 @@ void group_add_claim(struct seat *seat, struct claim *claim)
     claim->seat = seat;
     claim->joined_call = seat->group->calls_started;
     list_push_back(&seat->claims, &claim->node);
-    seat->group->demand += claim->wanted;
+    seat->wanted += claim->wanted;
+    if (!is_aside(seat))
+        seat->group->demand += claim->wanted;
     seat->session->claims_waiting++;
+}
+
+void group_move_seat(struct seat *seat)
+{
+    struct group *group = seat->group;
+    bool aside = seat->session->behind;
+
+    if (aside == is_aside(seat))
+        return;
+    CHECK(!aside || group->demand >= seat->wanted);
+    group->demand = aside ? group->demand - seat->wanted : group->demand + seat->wanted;
+    list_remove(seat->in_group.head, &seat->in_group);
+    list_push_back(aside ? &group->aside : &group->seats, &seat->in_group);
 }
 
 void group_remove_claim(struct claim *claim)
@@ -71,12 +96,16 @@ void group_remove_claim(struct claim *claim)
     if (list_has(&group->overdue, &claim->overdue))
         list_remove(&group->overdue, &claim->overdue);
     list_remove(&seat->claims, &claim->node);
-    CHECK(group->demand >= claim->wanted && seat->session->claims_waiting > 0);
-    group->demand -= claim->wanted;
+    CHECK(seat->wanted >= claim->wanted && seat->session->claims_waiting > 0);
+    seat->wanted -= claim->wanted;
+    if (!is_aside(seat)) {
+        CHECK(group->demand >= claim->wanted);
+        group->demand -= claim->wanted;
+    }
     seat->session->claims_waiting--;
     if (seat->claims.count > 0)
         return;
-    list_remove(&group->seats, &seat->in_group);
+    list_remove(seat->in_group.head, &seat->in_group);
     list_remove(&seat->session->seats, &seat->in_session);
     mem_free(seat);
 }

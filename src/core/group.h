@@ -3,9 +3,10 @@
  *
  * What: a group has one seat per session, a seat its waiting claims, oldest first. One claim call
  * is made for what all of them together may take; its jobs are dealt one at a time, round robin by
- * seat, within a seat to the oldest claim that has room. Invariant: demand is the sum of `wanted`
- * over all claims of all seats. A claim that got a job is answered in the same step. Not here: when
- * to call (broker.h), how a claim is answered.
+ * seat, within a seat to the oldest claim that has room. Seats of sessions that are behind with
+ * reading stand aside: they count for nothing and are dealt nothing. Invariant: demand is the sum
+ * of `wanted` over all claims of the other seats. A claim that got a job is answered in the same
+ * step. Not here: when to call (broker.h), how a claim is answered.
  */
 #ifndef CORE_GROUP_H
 #define CORE_GROUP_H
@@ -27,6 +28,7 @@ struct group {
     struct timer poll;
     struct db_call call;
     struct list seats;
+    struct list aside;   /* seats of sessions that are behind */
     struct list overdue; /* claims whose wait ended while they could not be answered */
     size_t demand;
     uint64_t next_us;  /* not before this time */
@@ -51,6 +53,7 @@ struct seat {
     struct group *group;
     struct session *session;
     struct list claims;
+    size_t wanted;      /* by its claims */
     struct claim *open; /* while dealing: the oldest with room */
 };
 
@@ -78,6 +81,11 @@ bool group_has_queue(const struct group *group, struct bytes queue);
 struct seat *group_seat(struct group *group, struct session *session);
 
 void group_add_claim(struct seat *seat, struct claim *claim);
+
+/* To where it belongs, now that its session is behind, or is not any more. */
+void group_move_seat(struct seat *seat);
+
+bool group_has_claims(const struct group *group);
 
 /* Takes the claim out; its seat is freed with its last claim. */
 void group_remove_claim(struct claim *claim);

@@ -61,14 +61,42 @@ struct session *session_of(const struct sessions *sessions, handle session)
 
 /* ---- saying things ---- */
 
-uint64_t session_send(const struct session *session, uint64_t request_id,
-                      const struct answer *answer)
+/* Whether so much of the output, which ends there, has not left. */
+static bool is_behind(const struct session *session, uint64_t output_end)
 {
     const struct env *env = session->sessions->env;
-    return env->send(env->ctx, session->connection, request_id, answer);
+    return output_end - env->written(env->ctx, session->connection) >= DEALT_BYTES_MAX;
 }
 
-void session_send_notice(const struct session *session, enum notice_kind kind, struct bytes receipt)
+static void set_behind(struct session *session, bool behind)
+{
+    const struct session_handlers *handlers = &session->sessions->handlers;
+
+    if (session->behind == behind)
+        return;
+    session->behind = behind;
+    handlers->pace(handlers->ctx, session);
+}
+
+uint64_t session_send(struct session *session, uint64_t request_id, const struct answer *answer)
+{
+    const struct env *env = session->sessions->env;
+    uint64_t end = env->send(env->ctx, session->connection, request_id, answer);
+
+    if (end != SENT_NOWHERE && is_behind(session, end))
+        set_behind(session, true);
+    return end;
+}
+
+void session_caught_up(struct sessions *sessions, handle who)
+{
+    struct session *session = session_of(sessions, who);
+
+    if (session != NULL)
+        set_behind(session, false);
+}
+
+void session_send_notice(struct session *session, enum notice_kind kind, struct bytes receipt)
 {
     struct answer answer = {.kind = ANSWER_NOTICE, .of.notice = {kind, receipt}};
     session_send(session, 0, &answer);
@@ -180,7 +208,7 @@ static void resume(struct session *session, struct session *old, const struct re
     parting_free(old);
 }
 
-static void tell_what_is_lost(const struct session *session, const struct request *request)
+static void tell_what_is_lost(struct session *session, const struct request *request)
 {
     const struct held_receipt *held = request->in.hello.held;
 
@@ -270,7 +298,7 @@ static void take_goodbye(struct session *session, const struct request *request)
         parting_try_to_leave(session);
 }
 
-static void take_heartbeat(const struct session *session, struct request *request)
+static void take_heartbeat(struct session *session, struct request *request)
 {
     size_t count = request->in.heartbeat.count;
     enum heartbeat_status *statuses = request_alloc(request, count * sizeof *statuses);
@@ -412,7 +440,7 @@ handle sessions_owner(const struct list *attempts)
 
 void sessions_tell_lost(struct sessions *sessions, const struct attempt *attempt)
 {
-    const struct session *session = session_of(sessions, sessions_owner(attempt->owner));
+    struct session *session = session_of(sessions, sessions_owner(attempt->owner));
     uint8_t token[RECEIPT_BYTES];
 
     if (session == NULL || !session_is_connected(session))

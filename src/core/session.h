@@ -13,6 +13,7 @@
  * Invariants: a request is answered exactly once, or its connection is gone; a request id is in use
  * once per session; a session that has used up its credit is not read until answers have gone out;
  * what vanished sessions have left takes LEFT_BYTES_MAX at most, or no time;
+ * one that has DEALT_BYTES_MAX of answers unsent is behind, and gets no jobs before it has read;
  * Finish, Release, Heartbeat, CancelRequest and Ping cost no credit. A session without attempts
  * ends with its connection: there is nothing to keep.
  * Not here: what requests do (enqueuer, finisher, broker, counter).
@@ -55,6 +56,7 @@ struct session {
     uint64_t goodbye_id; /* 0: it did not ask to leave */
     bool handing_back;
     bool reading;
+    bool behind; /* its client does not read what it is sent */
     uint8_t id[SESSION_ID_BYTES];
 };
 
@@ -65,6 +67,7 @@ struct session_handlers {
                  struct request *request);                  /* Enqueue … QueueCounts */
     void (*end_claims)(void *ctx, struct session *session); /* answer them empty */
     void (*end_claim)(void *ctx, struct request *request);  /* this one */
+    void (*pace)(void *ctx, struct session *session);       /* session->behind has changed */
     /* Nobody waits for its answer: ends what was not sent to the database; may free it. */
     void (*forget)(void *ctx, struct request *request);
     /* Ends all attempts of the list, which is empty then; tells that session (HANDLE_NONE: nobody)
@@ -102,6 +105,9 @@ handle session_open(struct sessions *sessions, handle connection);
 
 /* The connection is gone, whatever the reason. */
 void session_vanished(struct sessions *sessions, handle who);
+
+/* Less than DEALT_BYTES_MAX of its connection's output is unsent, again. */
+void session_caught_up(struct sessions *sessions, handle who);
 
 /* One request, decoded and checked. */
 void sessions_take_request(struct sessions *sessions, handle who, struct request *request);

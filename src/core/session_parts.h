@@ -20,9 +20,7 @@ bool session_can_be_resumed(const struct session *session);
 uint64_t session_id_hash(const struct sessions *sessions, const uint8_t *id);
 
 /* Returns where the frame ends in the connection's output. */
-uint64_t session_send(const struct session *session, uint64_t request_id,
-                      const struct answer *answer);
-void session_send_notice(const struct session *session, enum notice_kind kind,
-                         struct bytes receipt);
+uint64_t session_send(struct session *session, uint64_t request_id, const struct answer *answer);
+void session_send_notice(struct session *session, enum notice_kind kind, struct bytes receipt);
 
 #endif

@@ -292,9 +292,20 @@ static void note_output_progress(struct connection *connection, bool moved)
         connection->output_since_us = clock_mono_us();
 }
 
+static void note_catching_up(const struct connection *connection, size_t unsent_before)
+{
+    const struct net *net = connection->net;
+
+    if (unsent_before < DEALT_BYTES_MAX || buf_len(&connection->output) >= DEALT_BYTES_MAX)
+        return;
+    net->handlers.caught_up(net->handlers.ctx, connection->user);
+    loop_again(net->loop); /* for core to look at */
+}
+
 static void write_connection(struct connection *connection)
 {
     struct buf *output = &connection->output;
+    size_t unsent_before = buf_len(output);
     bool moved = false;
 
     while (buf_len(output) > 0) {
@@ -314,6 +325,7 @@ static void write_connection(struct connection *connection)
     if (buf_len(output) == 0)
         buf_clear(output, OUTPUT_KEEP_BYTES);
     note_output_progress(connection, moved);
+    note_catching_up(connection, unsent_before);
     if (connection->state == CONNECTION_CLOSING && buf_len(output) == 0)
         start_lingering(connection);
 }

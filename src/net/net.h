@@ -7,7 +7,8 @@
  * last words before a reset) -> DEAD, and from each to DEAD. A dead connection is buried, and the
  * handler told, in net_turn: never inside anybody's callback. Limits: a frame has FRAME_MS from its
  * first byte to its last, unsent answers OUTPUT_STALL_MS to move; beyond OUTPUT_BYTES_MAX of unsent
- * answers the connection is not read. Memory of an idle connection: no buffers.
+ * answers the connection is not read, and below DEALT_BYTES_MAX the handler is told that the peer
+ * has caught up. Memory of an idle connection: no buffers.
  */
 #ifndef NET_NET_H
 #define NET_NET_H
@@ -27,6 +28,8 @@ struct net_handlers {
     void (*frame)(void *ctx, uint64_t user, struct bytes body);
     /* The stream can not be read on: say so and net_close. */
     void (*broken)(void *ctx, uint64_t user, const struct err *why);
+    /* Less than DEALT_BYTES_MAX of its output is unsent, and it was more. Only in net_turn. */
+    void (*caught_up)(void *ctx, uint64_t user);
     void (*closed)(void *ctx, uint64_t user); /* the connection takes and gives nothing any more */
 };
 

@@ -10,6 +10,8 @@ from wire_client import Client, pb
 IDLE_KIB = 3 * 1024
 SESSIONS = 1000
 SESSIONS_KIB = 6 * 1024
+LARGE = 48  # jobs of 1 MiB
+UNREAD_KIB = 32 * 1024  # 8 MiB in its output, which has room for twice that, and what libpq and malloc keep
 
 
 @pytest.fixture
@@ -43,4 +45,34 @@ def test_memory_idle_and_with_many_sessions(proxy, capsys):
     assert idle <= IDLE_KIB
     assert busy <= SESSIONS_KIB
     for client in clients:
+        client.close()
+
+
+def test_who_does_not_read_costs_little_and_loses_nothing(proxy):
+    """Its claims wait until it reads; meanwhile others get the jobs."""
+    wait_for(lambda: "event=leading" in proxy.log())
+    producer = Client(proxy.socket)
+    args = b'"' + b"x" * (1024 * 1024 - 2) + b'"'
+
+    def store(count):
+        for _ in range(count):
+            job = pb.NewJob(queue="q", kind="k", args=args)
+            assert producer.call(enqueue=pb.Enqueue(jobs=[job])).enqueue_ok.results[0].job_id
+
+    store(LARGE)
+    idle = anonymous_kib(proxy)
+    slow = Client(proxy.socket)
+    waiting = [slow.send(claim=pb.Claim(queues=["q"], max_jobs=1, wait_ms=60000)) for _ in range(LARGE)]
+    wait_for(lambda: producer.counts("q").running > 0)
+    neighbour = Client(proxy.socket)
+    done = []
+    while jobs := neighbour.claim("q", jobs=4, wait_ms=500):
+        assert neighbour.complete(*jobs)[0].status == pb.DONE
+        done.extend(jobs)
+    grown = anonymous_kib(proxy) - idle
+    assert len(done) >= LARGE // 2, f"{len(done)} for the neighbour"
+    assert grown <= UNREAD_KIB, f"{grown} KiB for one that does not read"
+    store(len(done))  # for the claims that wait
+    assert all(len(slow.answer(claim).claim_ok.jobs) == 1 for claim in waiting)
+    for client in (producer, slow, neighbour):
         client.close()

@@ -377,11 +377,11 @@ static void check_rest(struct sim *sim, const struct group *group)
     }
 }
 
-static size_t demand_of(const struct group *group)
+static size_t demand_of(const struct list *seats)
 {
     size_t demand = 0;
 
-    for (struct list_node *node = group->seats.first; node != NULL; node = node->next) {
+    for (struct list_node *node = seats->first; node != NULL; node = node->next) {
         const struct seat *seat = CONTAINER_OF(node, struct seat, in_group);
         for (struct list_node *at = seat->claims.first; at != NULL; at = at->next)
             demand += CONTAINER_OF(at, struct claim, node)->wanted;
@@ -396,13 +396,14 @@ static void check_group(struct sim *sim, const struct broker *broker, const stru
                  group->unreadable >= UNREADABLE_PER_GROUP_MAX;
     bool awaited = group->doubts > 0 || group->unreadable > 0;
     bool rests = list == &broker->waiting && !group->in_flight && !stuck && group->demand > 0;
+    bool idle = !group_has_claims(group) && !group->in_flight && !awaited;
 
-    if (demand_of(group) != group->demand)
+    if (demand_of(&group->seats) != group->demand)
         sim_fail(sim, "a group's demand is %zu, but its claims want %zu", group->demand,
-                 demand_of(group));
-    if ((list == &broker->idle) != (group->demand == 0 && !group->in_flight && !awaited))
+                 demand_of(&group->seats));
+    if ((list == &broker->idle) != idle)
         sim_fail(sim, "a group with a demand of %zu is on the wrong list", group->demand);
-    if (rests != timer_is_set(&group->poll))
+    if (group->demand > 0 && rests != timer_is_set(&group->poll))
         sim_fail(sim, "a group rests without a timer, or has one without resting");
     if (group->in_flight != database_has_call(sim, &group->call))
         sim_fail(sim, "a group is wrong about its call");
@@ -424,7 +425,7 @@ static size_t check_groups(struct sim *sim)
         for (struct list_node *node = lists[i]->first; node != NULL; node = node->next) {
             const struct group *group = CONTAINER_OF(node, struct group, node);
             check_group(sim, broker, group, lists[i]);
-            demand += group->demand;
+            demand += group->demand + demand_of(&group->aside);
             calls += group->in_flight;
             groups++;
         }

@@ -746,6 +746,15 @@ static size_t places_in_use(const struct sim *sim)
     return sim->clients.sweeping ? 1 : sim->plan.clients;
 }
 
+static void read_all(struct sim *sim, struct client *client)
+{
+    client->written = client->output;
+    if (client->behind_turn == 0)
+        return;
+    client->behind_turn = 0;
+    session_caught_up(&sim->core.sessions, client->session);
+}
+
 /* Whether new clients come. */
 static bool is_welcoming(const struct sim *sim)
 {
@@ -767,7 +776,7 @@ static void step_place(struct sim *sim, size_t place)
         return;
     }
     if (client->stuck_us <= sim->now_us && !client->broken)
-        client->written = client->output;
+        read_all(sim, client);
     if (sim->clients.leaving && client->act_us != UINT64_MAX)
         leave(sim, place);
     else if (client->act_us <= sim->now_us && !sim->clients.resting)
@@ -793,6 +802,8 @@ uint64_t clients_next_us(const struct sim *sim)
                                                                              : client->act_us;
         else if (is_welcoming(sim) && i < places_in_use(sim))
             at_us = sim->clients.again_us[i];
+        if (client != NULL && client->behind_turn != 0 && client->stuck_us < at_us)
+            at_us = client->stuck_us;
         next_us = at_us < next_us ? at_us : next_us;
     }
     return next_us;
@@ -883,16 +894,35 @@ static void tell(struct sim *sim, struct client *client, uint64_t request_id,
     ledger_told(sim, client, asked, answer);
 }
 
+/* What one claim call brought for it may come in several answers: that is one turn. */
+static void check_pace(struct sim *sim, const struct client *client, const struct answer *answer)
+{
+    if (answer->kind == ANSWER_CLAIM && answer->of.claim.count > 0 && client->behind_turn != 0 &&
+        client->behind_turn != sim->turn)
+        sim_fail(sim, "c%llu: is dealt jobs although it is behind with reading",
+                 (unsigned long long)client->connection);
+}
+
+static void note_pace(struct sim *sim, struct client *client)
+{
+    if (client->behind_turn == 0 && client->output - client->written >= DEALT_BYTES_MAX)
+        client->behind_turn = sim->turn;
+}
+
 /* Where the frame ends. */
-static uint64_t put_out(struct sim *sim, struct client *client)
+static uint64_t put_out(struct sim *sim, struct client *client, const struct answer *answer)
 {
     if (client->broken)
         return SENT_NOWHERE;
+    check_pace(sim, client, answer);
     client->output += ANSWER_BYTES;
+    if (answer->kind == ANSWER_CLAIM)
+        client->output += answer->of.claim.count * sim->plan.job_bytes;
     if (client->stuck_us <= sim->now_us)
         client->written = client->output;
     else /* not to the end */
         client->written += dice_below(&sim->dice, client->output - client->written);
+    note_pace(sim, client);
     return client->output;
 }
 
@@ -921,7 +951,7 @@ uint64_t clients_send(struct sim *sim, handle connection, uint64_t request_id,
               kinds[answer->kind], (unsigned long long)request_id,
               answer->kind == ANSWER_ERROR ? ": " : "",
               answer->kind == ANSWER_ERROR ? answer->of.err->message : "");
-    client->sent_at = put_out(sim, client);
+    client->sent_at = put_out(sim, client, answer);
     if (request_id == 0)
         told_of_connection(sim, client, answer);
     else

@@ -72,11 +72,12 @@ struct keyed_enqueue {
 struct client {
     handle connection;
     handle session;
-    struct life *life; /* after HelloOk */
-    uint64_t output;   /* bytes that core gave */
-    uint64_t written;  /* of these, have left */
-    uint64_t stuck_us; /* nothing leaves until then */
-    uint64_t sent_at;  /* where the answer being judged ends */
+    struct life *life;    /* after HelloOk */
+    uint64_t output;      /* bytes that core gave */
+    uint64_t written;     /* of these, have left */
+    uint64_t stuck_us;    /* nothing leaves until then */
+    uint64_t behind_turn; /* when too much had not left; 0: it is not so */
+    uint64_t sent_at;     /* where the answer being judged ends */
     struct life *to_resume;
     bool resumed;
     bool broken;         /* and core does not know yet */

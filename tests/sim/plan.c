@@ -1,6 +1,8 @@
 /* plan: see plan.h. */
 #include "plan.h"
 
+#include "base/limits.h"
+
 /* Off in half of the runs, otherwise something up to the maximum. */
 static unsigned maybe(struct dice *dice, unsigned permille_max)
 {
@@ -62,6 +64,7 @@ static void draw_clients(struct plan *plan, struct dice *dice)
 {
     static const uint64_t thoughts_us[] = {500, 5000, 50000, 1000000};
     static const size_t jobs[] = {1, 3, 10, 120};
+    static const size_t sizes_bytes[] = {200, 100 * 1024, ARGS_BYTES_MAX};
 
     plan->think_us = thoughts_us[dice_below(dice, 4)];
     plan->jobs_max = (unsigned)one_of(dice, jobs, 4);
@@ -71,6 +74,7 @@ static void draw_clients(struct plan *plan, struct dice *dice)
     plan->flooding = dice_below(dice, 10) == 0 ? 10 : 0;
     plan->silence = maybe(dice, 10);
     plan->stalls = maybe(dice, 60);
+    plan->job_bytes = sizes_bytes[plan->stalls % 3]; /* no throw of its own */
     plan->resumes = maybe(dice, 900);
     plan->keys = maybe(dice, 500);
     plan->strangers = maybe(dice, 100);

@@ -43,6 +43,7 @@ struct plan {
     unsigned flooding;  /* of the actions */
     unsigned silence;   /* of the actions */
     unsigned stalls;    /* of the actions: nothing leaves for this client for a while */
+    size_t job_bytes;   /* of a job in a ClaimOk: a client that stalls may be far behind */
     unsigned resumes;   /* of those that come (again): with the id of a session */
     unsigned keys;      /* of the Enqueues: with an idempotency key */
     unsigned strangers; /* other programs at the same tables, of the turns */

@@ -340,6 +340,136 @@ static void so_many_that_cannot_be_read_and_no_more(void **state)
     world_end(world);
 }
 
+/* ---- clients that do not read ---- */
+
+static void who_does_not_read_is_dealt_no_more(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle slow = join(world, 1);
+
+    world->job_bytes = DEALT_BYTES_MAX / 2;
+    world->stuck[1] = true;
+    for (uint64_t id = 10; id < 20; id++)
+        claim(world, slow, id, 2, 60000);
+    turn(world);
+    reply_claimed(world, 2, CLAIM_FILLED);
+    assert_int_equal(answer_to(world, 1, 10)->count, 2);
+    turn(world);
+    assert_null(call_of(world, DB_CLAIM)); /* what was filled would be asked again at once */
+    broker_wake_all(&world->core.broker);
+    wait_us(world, US_PER_S);
+    assert_null(call_of(world, DB_CLAIM));
+    handle neighbour = join(world, 2);
+    claim(world, neighbour, 10, 3, 60000);
+    turn(world);
+    assert_int_equal(call_of(world, DB_CLAIM)->args.claim.limit, 3);
+    reply_claimed(world, 3, CLAIM_FILLED);
+    assert_int_equal(answer_to(world, 2, 10)->count, 3);
+    read_all(world, 1, slow);
+    turn(world);
+    assert_int_equal(call_of(world, DB_CLAIM)->args.claim.limit, 18); /* nothing is lost */
+    reply_claimed(world, 2, CLAIM_EMPTY);
+    assert_int_equal(answer_to(world, 1, 11)->count, 2);
+    world_end(world);
+}
+
+static void what_was_claimed_for_who_stopped_reading_is_for_others(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle slow = join(world, 1);
+    handle neighbour = join(world, 2);
+
+    claim(world, slow, 10, 3, 60000);
+    claim(world, neighbour, 10, 1, 60000);
+    turn(world);
+    world->job_bytes = DEALT_BYTES_MAX;
+    world->stuck[1] = true;
+    world->appended[1] += DEALT_BYTES_MAX;
+    take(world, slow, REQUEST_PING, 11); /* any answer shows that it does not read */
+    claim(world, slow, 12, 3, 60000);
+    reply_claimed(world, 3, CLAIM_FILLED);
+    assert_int_equal(answer_to(world, 2, 10)->count, 1);
+    assert_null(answer_to(world, 1, 10));
+    assert_int_equal(call_of(world, DB_FINISH)->args.finish.count, 2);
+    world_end(world);
+}
+
+static void work_announced_to_who_does_not_read_is_found_afterwards(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle slow = join(world, 1);
+
+    claim(world, slow, 10, 1, 60000);
+    turn(world);
+    reply_claimed(world, 0, CLAIM_EMPTY); /* now it pauses */
+    world->stuck[1] = true;
+    world->appended[1] += DEALT_BYTES_MAX;
+    take(world, slow, REQUEST_PING, 11);
+    broker_wake(&world->core.broker, bytes_of_text("q"));
+    turn(world);
+    assert_null(call_of(world, DB_CLAIM));
+    read_all(world, 1, slow);
+    turn(world);
+    assert_non_null(call_of(world, DB_CLAIM)); /* without waiting for the pause */
+    world_end(world);
+}
+
+static void who_does_not_read_waits_no_longer_than_it_asked_to(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle slow = join(world, 1);
+
+    claim(world, slow, 10, 1, 100);
+    turn(world);
+    wait_us(world, 100 * US_PER_MS); /* overdue, its call is in flight */
+    claim(world, slow, 11, 1, 200);
+    claim(world, slow, 12, 1, 0);
+    wait_us(world, 1);
+    world->stuck[1] = true;
+    world->appended[1] += DEALT_BYTES_MAX;
+    take(world, slow, REQUEST_PING, 13);
+    assert_null(answer_to(world, 1, 12));
+    reply_claimed(world, 0, CLAIM_EMPTY);
+    assert_int_equal(answer_to(world, 1, 10)->count, 0);
+    assert_int_equal(answer_to(world, 1, 12)->count, 0);
+    assert_null(answer_to(world, 1, 11));
+    wait_us(world, 200 * US_PER_MS);
+    assert_int_equal(answer_to(world, 1, 11)->count, 0);
+    assert_null(call_of(world, DB_CLAIM));
+    assert_int_equal(world->core.broker.idle.count, 1);
+    world_end(world);
+}
+
+/* Its claim was to be asked for once more before it may leave. */
+static void an_overdue_claim_leaves_when_its_client_stops_reading(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle slow = join(world, 1);
+
+    claim(world, slow, 10, 1, 60000);
+    turn(world);
+    claim(world, slow, 11, 1, 0);
+    wait_us(world, 1);
+    reply_claimed(world, 0, CLAIM_BUSY);
+    assert_null(answer_to(world, 1, 11)); /* no call has begun since it came */
+    fail_call(world, call_of(world, DB_CLAIM), OUTCOME_NOT_DONE, "57P03");
+    claim(world, slow, 12, 1, 0);
+    wait_us(world, 1);
+    assert_null(answer_to(world, 1, 12)); /* waits for the next try */
+    world->stuck[1] = true;
+    world->appended[1] += DEALT_BYTES_MAX;
+    take(world, slow, REQUEST_PING, 13);
+    turn(world);
+    assert_int_equal(answer_to(world, 1, 12)->kind, ANSWER_ERROR);
+    assert_null(answer_to(world, 1, 10));
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +479,11 @@ int main(void)
         cmocka_unit_test(what_the_storage_will_not_fail_is_let_go),
         cmocka_unit_test(so_many_that_cannot_be_read_and_no_more),
         cmocka_unit_test(a_failed_claim_says_what_can_be_done),
+        cmocka_unit_test(who_does_not_read_is_dealt_no_more),
+        cmocka_unit_test(what_was_claimed_for_who_stopped_reading_is_for_others),
+        cmocka_unit_test(work_announced_to_who_does_not_read_is_found_afterwards),
+        cmocka_unit_test(who_does_not_read_waits_no_longer_than_it_asked_to),
+        cmocka_unit_test(an_overdue_claim_leaves_when_its_client_stops_reading),
         cmocka_unit_test(claims_of_a_group_share_one_call),
         cmocka_unit_test(jobs_are_dealt_by_session_then_by_age),
         cmocka_unit_test(who_got_nothing_is_first_the_next_time),

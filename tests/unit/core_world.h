@@ -53,6 +53,7 @@ struct world {
     bool closed[CONNECTIONS_MAX];
     bool stuck[CONNECTIONS_MAX]; /* from then on nothing leaves */
     bool gone[CONNECTIONS_MAX];  /* and core does not know yet */
+    uint64_t job_bytes;          /* that each job adds to its ClaimOk */
     uint64_t appended[CONNECTIONS_MAX];
     uint64_t written[CONNECTIONS_MAX];
     uint8_t session_ids[CONNECTIONS_MAX][SESSION_ID_BYTES]; /* as told by HelloOk */
@@ -155,6 +156,8 @@ static inline uint64_t world_send(void *ctx, handle connection, uint64_t request
     if (world->gone[connection])
         return SENT_NOWHERE;
     world->appended[connection] += ANSWER_BYTES;
+    if (answer->kind == ANSWER_CLAIM)
+        world->appended[connection] += answer->of.claim.count * world->job_bytes;
     if (!world->stuck[connection])
         world->written[connection] = world->appended[connection];
     return world->appended[connection];
@@ -355,6 +358,14 @@ static inline struct request *request_of(enum request_kind kind, uint64_t id)
 static inline void take(struct world *world, handle session, enum request_kind kind, uint64_t id)
 {
     sessions_take_request(&world->core.sessions, session, request_of(kind, id));
+}
+
+/* Its client has read all that it was sent. */
+static inline void read_all(struct world *world, handle connection, handle session)
+{
+    world->stuck[connection] = false;
+    world->written[connection] = world->appended[connection];
+    session_caught_up(&world->core.sessions, session);
 }
 
 /* An open session on this connection (from 1). */
