@@ -93,6 +93,13 @@ enum { ATTEMPTS_MAX = 256 * 1024 };
 /* Claim groups: distinct ordered queue lists. Full and none idle: RESOURCE_EXHAUSTED. */
 enum { GROUPS_MAX = 1024 };
 
+/* The most that one session has of either; more: RESOURCE_EXHAUSTED, for it alone. An eighth: a
+ * worker of thousands of slots fits, and a thousand of 200 slots beside it. */
+enum {
+    ATTEMPTS_PER_SESSION_MAX = ATTEMPTS_MAX / 8,
+    GROUPS_PER_SESSION_MAX = GROUPS_MAX / 8,
+};
+
 /* Claim calls of one group whose outcome is not known yet. As many: the group makes no further call
  * before one of them is resolved. */
 enum { CLAIM_DOUBTS_PER_GROUP_MAX = 4 };

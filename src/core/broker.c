@@ -484,6 +484,26 @@ static struct group *find_group(struct broker *broker, const struct bytes *queue
     return group;
 }
 
+/* Room for all jobs that the claim may get, or which bound it would exceed: the session's share, or
+ * that of all. */
+static enum code make_room(struct broker *broker, const struct session *session,
+                           const struct group *group, uint32_t jobs_max, struct err *err)
+{
+    if (session->seats.count >= GROUPS_PER_SESSION_MAX && group_find_seat(group, session) == NULL)
+        return err_set(err, CODE_RESOURCE_EXHAUSTED,
+                       "claims of this session wait for %d different lists of queues already",
+                       GROUPS_PER_SESSION_MAX);
+    if (session->attempts.count + session->jobs_wanted + jobs_max > ATTEMPTS_PER_SESSION_MAX)
+        return err_set(err, CODE_RESOURCE_EXHAUSTED,
+                       "this session holds %zu jobs and asks for %zu: %u more are beyond %d",
+                       session->attempts.count, session->jobs_wanted, jobs_max,
+                       ATTEMPTS_PER_SESSION_MAX);
+    if (!attempts_reserve(broker->with.attempts, jobs_max))
+        return err_set(err, CODE_RESOURCE_EXHAUSTED,
+                       "all sessions together hold, or ask for, %d jobs", ATTEMPTS_MAX);
+    return CODE_OK;
+}
+
 void broker_take(struct broker *broker, struct session *session, struct request *request)
 {
     struct group *group =
@@ -496,8 +516,7 @@ void broker_take(struct broker *broker, struct session *session, struct request 
         sessions_answer_err(broker->with.sessions, request, &err);
         return;
     }
-    if (!attempts_reserve(broker->with.attempts, request->in.claim.jobs_max)) {
-        err_set(&err, CODE_RESOURCE_EXHAUSTED, "%d attempts are held or asked for", ATTEMPTS_MAX);
+    if (make_room(broker, session, group, request->in.claim.jobs_max, &err) != CODE_OK) {
         sessions_answer_err(broker->with.sessions, request, &err);
         place(group);
         return;

@@ -49,14 +49,23 @@ static bool is_aside(const struct seat *seat)
     return list_has(&seat->group->aside, &seat->in_group);
 }
 
-struct seat *group_seat(struct group *group, struct session *session)
+struct seat *group_find_seat(const struct group *group, const struct session *session)
 {
     for (struct list_node *node = session->seats.first; node != NULL; node = node->next) {
         struct seat *seat = CONTAINER_OF(node, struct seat, in_session);
         if (seat->group == group)
             return seat;
     }
-    struct seat *seat = mem_zalloc(sizeof *seat);
+    return NULL;
+}
+
+struct seat *group_seat(struct group *group, struct session *session)
+{
+    struct seat *seat = group_find_seat(group, session);
+
+    if (seat != NULL)
+        return seat;
+    seat = mem_zalloc(sizeof *seat);
     seat->group = group;
     seat->session = session;
     list_push_back(session->behind ? &group->aside : &group->seats, &seat->in_group);
@@ -73,6 +82,7 @@ void group_add_claim(struct seat *seat, struct claim *claim)
     if (!is_aside(seat))
         seat->group->demand += claim->wanted;
     seat->session->claims_waiting++;
+    seat->session->jobs_wanted += claim->wanted;
 }
 
 void group_move_seat(struct seat *seat)
@@ -103,6 +113,7 @@ void group_remove_claim(struct claim *claim)
         group->demand -= claim->wanted;
     }
     seat->session->claims_waiting--;
+    seat->session->jobs_wanted -= claim->wanted;
     if (seat->claims.count > 0)
         return;
     list_remove(seat->in_group.head, &seat->in_group);

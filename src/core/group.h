@@ -77,7 +77,8 @@ void group_free(struct group *group);
 
 bool group_has_queue(const struct group *group, struct bytes queue);
 
-/* The session's seat, made if need be. */
+/* The session's seat: NULL when it has none; made if need be. */
+struct seat *group_find_seat(const struct group *group, const struct session *session);
 struct seat *group_seat(struct group *group, struct session *session);
 
 void group_add_claim(struct seat *seat, struct claim *claim);

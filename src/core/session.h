@@ -50,6 +50,7 @@ struct session {
     struct list attempts;
     struct list seats; /* broker: one per claim group it waits in */
     size_t claims_waiting;
+    size_t jobs_wanted; /* by these claims: attempts that are reserved */
     size_t credit_requests;
     size_t credit_bytes;
     size_t finish_items;

@@ -272,7 +272,8 @@ static void check_credit(struct sim *sim, const struct session *session)
                  (unsigned long long)session->connection);
     if (session->credit_requests > CREDIT_REQUESTS ||
         session->finish_items >= FINISH_ITEMS_PER_SESSION_MAX + ITEMS_PER_FINISH_MAX ||
-        session->claims_waiting > CLAIMS_PER_SESSION_MAX)
+        session->claims_waiting > CLAIMS_PER_SESSION_MAX ||
+        session->attempts.count + session->jobs_wanted > ATTEMPTS_PER_SESSION_MAX)
         sim_fail(sim, "c%llu: beyond its bounds", (unsigned long long)session->connection);
     if (dues.claims != session->claims_waiting)
         sim_fail(sim, "c%llu: %zu claims wait, but it counts %zu",

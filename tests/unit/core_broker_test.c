@@ -1,4 +1,6 @@
 /* broker and group: one call for all who wait, dealt fairly, at the right time. */
+#include <stdio.h>
+
 #include "core_world.h"
 
 static void claims_of_a_group_share_one_call(void **state)
@@ -470,6 +472,59 @@ static void an_overdue_claim_leaves_when_its_client_stops_reading(void **state)
     world_end(world);
 }
 
+static void expect_no_room(const struct world *world, uint64_t id, const char *message)
+{
+    assert_int_equal(answer_to(world, 1, id)->code, CODE_RESOURCE_EXHAUSTED);
+    assert_string_equal(answer_to(world, 1, id)->message, message);
+}
+
+static void one_session_has_an_eighth_of_all_attempts_at_most(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle greedy = join(world, 1);
+    handle neighbour = join(world, 2);
+    uint64_t id = 100;
+
+    for (size_t room = ATTEMPTS_PER_SESSION_MAX; room > 0; room -= CLAIM_JOBS_MAX)
+        claim(world, greedy, id++, CLAIM_JOBS_MAX, 60000);
+    turn(world);
+    reply_claimed(world, 2, CLAIM_EMPTY); /* the first, which gives back what it does not need */
+    claim(world, greedy, 10, CLAIM_JOBS_MAX - 2, 60000);
+    claim(world, greedy, 11, 1, 60000);
+    assert_null(answer_to(world, 1, 10));
+    expect_no_room(world, 11,
+                   "this session holds 2 jobs and asks for 32766: 1 more are beyond 32768");
+    claim(world, neighbour, 10, CLAIM_JOBS_MAX, 60000);
+    assert_null(answer_to(world, 2, 10));
+    world_end(world);
+}
+
+static void one_session_waits_for_an_eighth_of_all_lists_at_most(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle greedy = join(world, 1);
+    handle neighbour = join(world, 2);
+    char name[16];
+
+    for (unsigned i = 0; i < GROUPS_PER_SESSION_MAX; i++) {
+        snprintf(name, sizeof name, "q%u", i);
+        claim_from(world, greedy, 1000 + i, name, 1, 60000);
+    }
+    claim_from(world, greedy, 10, "q5", 1, 60000); /* no other list */
+    claim_from(world, greedy, 11, "other", 1, 60000);
+    assert_null(answer_to(world, 1, 10));
+    expect_no_room(world, 11,
+                   "claims of this session wait for 128 different lists of queues already");
+    claim_from(world, neighbour, 10, "other", 1, 60000);
+    assert_null(answer_to(world, 2, 10));
+    broker_end_claims(&world->core.broker, session_of(&world->core.sessions, greedy));
+    claim_from(world, greedy, 12, "other", 1, 60000);
+    assert_null(answer_to(world, 1, 12));
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -479,6 +534,8 @@ int main(void)
         cmocka_unit_test(what_the_storage_will_not_fail_is_let_go),
         cmocka_unit_test(so_many_that_cannot_be_read_and_no_more),
         cmocka_unit_test(a_failed_claim_says_what_can_be_done),
+        cmocka_unit_test(one_session_has_an_eighth_of_all_attempts_at_most),
+        cmocka_unit_test(one_session_waits_for_an_eighth_of_all_lists_at_most),
         cmocka_unit_test(who_does_not_read_is_dealt_no_more),
         cmocka_unit_test(what_was_claimed_for_who_stopped_reading_is_for_others),
         cmocka_unit_test(work_announced_to_who_does_not_read_is_found_afterwards),

@@ -29,6 +29,7 @@ struct sent {
     enum answer_kind kind;
     size_t count; /* of jobs or results */
     enum code code;
+    char message[ERR_MESSAGE_BYTES];
     char sqlstate[SQLSTATE_LEN + 1];
     int64_t first_job_id;
     enum finish_status statuses[8];
@@ -142,7 +143,10 @@ static inline uint64_t world_send(void *ctx, handle connection, uint64_t request
     case ANSWER_FINISH:
     case ANSWER_RELEASE: note_results(sent, answer); break;
     case ANSWER_GOODBYE: sent->count = answer->of.released; break;
-    case ANSWER_ERROR: sent->code = answer->of.err->code; break;
+    case ANSWER_ERROR:
+        sent->code = answer->of.err->code;
+        memcpy(sent->message, answer->of.err->message, sizeof sent->message);
+        break;
     case ANSWER_HELLO:
         sent->flag = answer->of.hello.resumed;
         memcpy(world->session_ids[connection], answer->of.hello.session_id, SESSION_ID_BYTES);
@@ -400,18 +404,24 @@ static inline void enqueue(struct world *world, handle session, uint64_t id, siz
     enqueue_keyed(world, session, id, count, NULL);
 }
 
-static inline void claim(struct world *world, handle session, uint64_t id, uint32_t jobs,
-                         uint32_t wait_ms)
+static inline void claim_from(struct world *world, handle session, uint64_t id, const char *name,
+                              uint32_t jobs, uint32_t wait_ms)
 {
     struct request *request = request_of(REQUEST_CLAIM, id);
     struct bytes *queue = request_alloc(request, sizeof *queue);
 
-    *queue = bytes_of_text("q");
+    *queue = bytes_of(memcpy(request_alloc(request, strlen(name)), name, strlen(name)), strlen(name));
     request->in.claim.queues = queue;
     request->in.claim.queue_count = 1;
     request->in.claim.jobs_max = jobs;
     request->in.claim.wait_ms = wait_ms;
     sessions_take_request(&world->core.sessions, session, request);
+}
+
+static inline void claim(struct world *world, handle session, uint64_t id, uint32_t jobs,
+                         uint32_t wait_ms)
+{
+    claim_from(world, session, id, "q", jobs, wait_ms);
 }
 
 /* Finishes items of claim batch `batch`, from index `first` on. */
