@@ -187,10 +187,10 @@ static enum code check_request(const Awa__V1__ClientFrame *frame, struct err *wh
 enum message_verdict message_decode(struct arena *arena, struct bytes body, struct message *message,
                                     struct err *why)
 {
-    struct scan_result scanned;
-    enum scan_verdict verdict = scan_frame(body, &scanned, why);
+    enum scan_verdict verdict = scan_frame(body, &message->scanned, why);
 
-    *message = (struct message){.request_id = scanned.request_id, .faults = scanned.faults};
+    message->request_id = message->scanned.request_id;
+    message->frame = NULL;
     if (verdict != SCAN_OK)
         return verdict == SCAN_REFUSED ? MESSAGE_REFUSED : MESSAGE_BROKEN;
 
@@ -211,9 +211,11 @@ enum message_verdict message_decode(struct arena *arena, struct bytes body, stru
 
 static enum code check_text_fault(const struct message *message, size_t index, struct err *why)
 {
-    if (!scan_fault_at(&message->faults, index))
+    const char *field = scan_fault_at(&message->scanned.faults, index);
+
+    if (field == NULL)
         return CODE_OK;
-    return err_set(why, CODE_INVALID_ARGUMENT, "a string is not UTF-8, or holds a NUL");
+    return err_set(why, CODE_INVALID_ARGUMENT, "%s: is not UTF-8, or holds a NUL", field);
 }
 
 /* Priority, attempts and time; 0 means the default in all three. */

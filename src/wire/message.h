@@ -26,7 +26,7 @@ enum message_verdict {
 struct message {
     uint64_t request_id;
     const Awa__V1__ClientFrame *frame; /* in the arena; NULL unless MESSAGE_OK */
-    struct scan_faults faults;         /* items whose strings are no text */
+    struct scan_result scanned;        /* which items' strings are no text */
 };
 
 /* The arena's limit is the budget; it is left to the caller to free it, also after a refusal. */

@@ -3,6 +3,8 @@
  * recursive. */
 #include "wire/scan.h"
 
+#include <string.h>
+
 #include "awa/v1/awa.pb-c.h"
 #include "base/check.h"
 #include "wire/utf8.h"
@@ -105,6 +107,7 @@ static enum scan_verdict note_bad_text(struct scan *s, const ProtobufCMessageDes
     if (level >= LEVEL_ITEM) {
         size_t item = s->items - 1;
         s->result->faults.bits[item / CHAR_BIT] |= (uint8_t)(1U << item % CHAR_BIT);
+        s->result->faults.fields[item] = field;
         return SCAN_OK;
     }
     err_set(s->why, CODE_INVALID_ARGUMENT, "%s.%s is not UTF-8, or holds a NUL", type->short_name,
@@ -207,7 +210,8 @@ enum scan_verdict scan_frame(struct bytes body, struct scan_result *result, stru
     struct scan s = {.result = result, .why = why};
     struct outline outline = {.request_id = 0};
 
-    *result = (struct scan_result){.request_id = 0};
+    result->request_id = 0;
+    memset(result->faults.bits, 0, sizeof result->faults.bits);
     enum scan_verdict verdict = read_outline(&s, body, &outline);
     if (verdict != SCAN_OK)
         return verdict;

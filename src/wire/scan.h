@@ -3,7 +3,8 @@
  * Why: protobuf-c unpacks without limits of its own: it recurses as deep as the bytes say,
  * allocates for every element and unknown field, does not look whether a string is UTF-8, and cuts
  * it at a NUL. What: checks the wire format, the depth, the number of elements and unknown fields;
- * finds the request_id and the kind of request; notes which items hold a string that is no text.
+ * finds the request_id and the kind of request; notes which items hold a string that is no text,
+ * and in which field.
  * Invariant: after SCAN_OK the frame unpacks, unless the arena's budget is used up.
  * Not here: the meaning of a field (message.c).
  */
@@ -18,17 +19,21 @@
 #include "base/err.h"
 #include "base/limits.h"
 
-/* A bit for each element of Enqueue.jobs or Finish.items. */
+/* Elements of Enqueue.jobs or Finish.items. */
 enum { SCAN_ITEMS_MAX = JOBS_PER_ENQUEUE_MAX };
-static_assert((int)SCAN_ITEMS_MAX >= (int)ITEMS_PER_FINISH_MAX, "every item has its bit");
+static_assert((int)SCAN_ITEMS_MAX >= (int)ITEMS_PER_FINISH_MAX, "every item has its place");
 
+/* Not cleared for each frame as a whole: a field's name is there only where the bit is set. */
 struct scan_faults {
     uint8_t bits[(SCAN_ITEMS_MAX + CHAR_BIT - 1) / CHAR_BIT];
+    const char *fields[SCAN_ITEMS_MAX];
 };
 
-static inline bool scan_fault_at(const struct scan_faults *faults, size_t item)
+/* The field of the item that is no text; NULL: none. */
+static inline const char *scan_fault_at(const struct scan_faults *faults, size_t item)
 {
-    return faults->bits[item / CHAR_BIT] >> (item % CHAR_BIT) & 1;
+    bool is_faulty = faults->bits[item / CHAR_BIT] >> (item % CHAR_BIT) & 1;
+    return is_faulty ? faults->fields[item] : NULL;
 }
 
 enum scan_verdict {

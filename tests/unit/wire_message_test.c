@@ -422,7 +422,13 @@ static void bad_job_texts(void **state)
     expect_job_refused(&job, "traceparent: 129 bytes, at most 128");
     job = good_job();
     job.ordering_key = latin1;
-    expect_job_refused(&job, "a string is not UTF-8, or holds a NUL");
+    expect_job_refused(&job, "ordering_key: is not UTF-8, or holds a NUL");
+    job = good_job();
+    job.queue = latin1;
+    expect_job_refused(&job, "queue: is not UTF-8, or holds a NUL");
+    job = good_job();
+    job.traceparent = latin1;
+    expect_job_refused(&job, "traceparent: is not UTF-8, or holds a NUL");
 }
 
 static void bad_job_numbers(void **state)
@@ -508,6 +514,7 @@ static void nul_in_a_string_is_its_items_fault(void **state)
     assert_int_equal(decode_within(frame, sizeof frame, UNPACK_BYTES_MAX), MESSAGE_OK);
     assert_int_equal(message_check_job(&d.message, 0, &d.why), CODE_OK);
     assert_int_equal(message_check_job(&d.message, 1, &d.why), CODE_INVALID_ARGUMENT);
+    assert_string_equal(d.why.message, "kind: is not UTF-8, or holds a NUL");
     assert_int_equal(message_check_job(&d.message, 2, &d.why), CODE_OK);
 }
 
@@ -528,6 +535,7 @@ static enum code finish_item(Awa__V1__FinishItem *item)
 static void outcomes(void **state)
 {
     (void)state;
+    static char latin1[] = "\xe9";
     Awa__V1__Retry retry = AWA__V1__RETRY__INIT;
     Awa__V1__Snooze snooze = AWA__V1__SNOOZE__INIT;
     Awa__V1__Fail fail = AWA__V1__FAIL__INIT;
@@ -564,6 +572,9 @@ static void outcomes(void **state)
     assert_int_equal(finish_item(&item), CODE_OK);
     cancel.error = fail.error;
     assert_int_equal(finish_item(&item), CODE_INVALID_ARGUMENT);
+    cancel.error = latin1;
+    assert_int_equal(finish_item(&item), CODE_INVALID_ARGUMENT);
+    assert_string_equal(d.why.message, "error: is not UTF-8, or holds a NUL");
 }
 
 static void receipts(void **state)
