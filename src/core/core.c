@@ -215,8 +215,11 @@ static void turn_broker(struct core *core)
         broker_turn(&core->broker);
         return;
     }
+    const struct err *why = &core->leader.why;
     err_set(&err, CODE_UNAVAILABLE,
-            "the proxy has no control connection to Postgres: it claims nothing");
+            "the proxy has no control connection to Postgres: it claims nothing%s%s",
+            why->code != CODE_OK ? ": " : "", why->message);
+    err_set_sqlstate(&err, why->sqlstate);
     broker_refuse(&core->broker, &err);
 }
 

@@ -128,6 +128,7 @@ static void on_registered(struct leader *leader, bool granted)
     }
     set_state(leader, LEADER_FOLLOWING);
     leader->unknown_since_us = 0;
+    leader->why = (struct err){.code = CODE_OK};
     leader->with.joined(leader->with.ctx);
     follow(leader);
 }
@@ -158,6 +159,12 @@ static void on_membership(struct leader *leader, bool granted)
     UNREACHABLE("a membership call");
 }
 
+static void give_up_session(struct leader *leader, const struct err *why)
+{
+    leader->why = *why;
+    env_of(leader)->drop_control(env_of(leader)->ctx, why);
+}
+
 static void on_done(struct db_call *call, const struct db_reply *reply)
 {
     struct leader *leader = CONTAINER_OF(call, struct leader, call);
@@ -170,7 +177,7 @@ static void on_done(struct db_call *call, const struct db_reply *reply)
     else if (reply->outcome == OUTCOME_DONE)
         on_membership(leader, reply->rows.granted);
     else
-        env_of(leader)->drop_control(env_of(leader)->ctx, &reply->err);
+        give_up_session(leader, &reply->err);
 }
 
 /* ---- what happens to it ---- */

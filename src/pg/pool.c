@@ -20,6 +20,7 @@ enum {
 struct place {
     struct pipe *pipe; /* NULL: closed */
     bool was_ready;
+    bool untold; /* ready, and not in the log: the one before it was let in and then refused */
     bool leaving; /* as soon as it owes nothing; why: pool->leave_err */
     bool retired; /* the same, for its age */
     uint64_t ready_us;
@@ -36,6 +37,7 @@ struct pool {
     unsigned attempt;  /* which host, and address, the next connection tries first */
     struct lookups *lookups;
     bool pooler_told;
+    bool refused; /* the last connection was let in, and then the server refused to work */
     struct err last_err;
     struct err said_err; /* why there was no connection, as logged last, and when */
     uint64_t said_us;
@@ -106,6 +108,7 @@ static void open_place(struct pool *pool, struct place *place)
                                .ctx = pool->with.ctx};
     place->pipe = pipe_new(&setup);
     place->was_ready = false;
+    place->untold = false;
     place->leaving = false;
     place->retired = false;
 }
@@ -167,6 +170,13 @@ static void warn_of_pooler(struct pool *pool, const struct place *place)
               pool->with.name);
 }
 
+static void tell_ready(struct pool *pool, struct place *place)
+{
+    place->untold = false;
+    log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
+              (int)pipe_backend(place->pipe)->pid);
+}
+
 static void note_ready(struct pool *pool, struct place *place)
 {
     place->was_ready = true;
@@ -175,10 +185,16 @@ static void note_ready(struct pool *pool, struct place *place)
         pool->with.lifetime_ms > 0 ? place->ready_us + draw_lifetime_us(pool) : UINT64_MAX;
     warn_of_pooler(pool, place);
     err_set(&pool->last_err, CODE_UNAVAILABLE, "all connections to Postgres are busy");
-    log_event(LOG_INFO, "pg_connected", "pool=%s pid=%d", pool->with.name,
-              (int)pipe_backend(place->pipe)->pid);
+    place->untold = pool->refused;
+    if (!place->untold)
+        tell_ready(pool, place);
     if (pool->with.on_up != NULL)
         pool->with.on_up(pool->with.ctx, pipe_database(place->pipe));
+}
+
+static bool is_proven(const struct place *place)
+{
+    return place->was_ready && clock_mono_us() >= place->ready_us + (uint64_t)PROVEN_MS * US_PER_MS;
 }
 
 /* A retired connection may still be lost before its last answer. */
@@ -201,10 +217,6 @@ static void log_connect_failed(struct pool *pool, const struct err *err)
 {
     char text[ERR_MESSAGE_BYTES];
 
-    if (!is_to_say(pool, err))
-        return;
-    pool->said_err = *err;
-    pool->said_us = clock_mono_us();
     log_event(LOG_WARN, "pg_connect_failed", "pool=%s sqlstate=%s reason=\"%s\"", pool->with.name,
               err->sqlstate, log_text(text, sizeof text, err->message));
 }
@@ -213,10 +225,16 @@ static void log_loss(struct pool *pool, const struct place *place, const struct 
 {
     char text[ERR_MESSAGE_BYTES];
 
-    if (is_retirement(place))
+    if (is_retirement(place)) {
         log_event(LOG_INFO, "pg_retired", "pool=%s pid=%d", pool->with.name,
                   (int)pipe_backend(place->pipe)->pid);
-    else if (place->was_ready)
+        return;
+    }
+    if ((!place->was_ready || place->untold) && !is_to_say(pool, err))
+        return;
+    pool->said_err = *err;
+    pool->said_us = clock_mono_us();
+    if (place->was_ready)
         log_event(LOG_WARN, "pg_lost", "pool=%s pid=%d sqlstate=%s reason=\"%s\"", pool->with.name,
                   (int)pipe_backend(place->pipe)->pid, err->sqlstate,
                   log_text(text, sizeof text, err->message));
@@ -243,10 +261,9 @@ static bool is_hopeless(const struct place *place, const struct err *err)
 
 static void note_failure(struct pool *pool, const struct place *place, const struct err *err)
 {
-    uint64_t proven_us = place->ready_us + (uint64_t)PROVEN_MS * US_PER_MS;
-
-    if (place->was_ready && clock_mono_us() >= proven_us)
+    if (is_proven(place))
         pool->failures = 0;
+    pool->refused = place->was_ready && is_hopeless(place, err) && !is_proven(place);
     if (is_hopeless(place, err))
         back_off(pool);
     if (!place->was_ready)
@@ -367,6 +384,8 @@ void pool_reap(struct pool *pool)
             bury(pool, place);
         else if (pipe_state(place->pipe) == PIPE_READY && !place->was_ready)
             note_ready(pool, place);
+        else if (place->untold && is_proven(place))
+            tell_ready(pool, place);
     }
     if (pool->waiting.count > 0)
         fail_waiting(pool, clock_mono_us() - wait_us);

@@ -5,7 +5,7 @@ import pytest
 
 from postgres import connected
 from proxy_process import Proxy, wait_for
-from wire_client import Client
+from wire_client import Client, pb
 
 DRAIN = ("--drain-timeout-ms", "50")
 
@@ -125,3 +125,32 @@ def test_ptrap_07_another_reason_is_said_too(serve, own_database):
     execute(own_database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
     wait_for(lambda: "is read-only" in proxy.log())
     assert proxy.log().count("pg_connect_failed") <= 4, proxy.log()  # two pools, two reasons
+
+
+def test_a_role_that_may_not_work_is_told_once(serve, cluster, own_database):
+    """It may log in and see the schema, but not use the tables; its callers hear that from the server."""
+    name = own_database.split("/")[3].split("?")[0]
+    cluster.execute("CREATE ROLE poor LOGIN")
+    try:
+        execute(own_database, "GRANT USAGE ON SCHEMA awa TO poor; GRANT SELECT ON awa.schema_migrations TO poor")
+        proxy = serve(cluster.url(name, "poor"))
+        wait_for(lambda: "pg_lost pool=control" in proxy.log())
+        client = Client(proxy.socket)
+        wait_for_tries(own_database, 6)
+        wait_for(lambda: "no control connection" in client.call(
+            claim=pb.Claim(queues=["q"], max_jobs=1)).error.message)
+        error = client.call(claim=pb.Claim(queues=["q"], max_jobs=1)).error
+        assert (error.code, error.sqlstate) == (pb.PERMISSION_DENIED, "42501"), error
+        assert "permission denied for table" in error.message
+        log = [line for line in proxy.log().splitlines() if "pool=control" in line]
+        assert [line.split("event=")[1].split()[0] for line in log] == ["pg_connected", "pg_lost"], log
+        assert "sqlstate=42501" in log[1]
+        execute(own_database, "GRANT ALL ON ALL TABLES IN SCHEMA awa TO poor; GRANT ALL ON ALL SEQUENCES IN SCHEMA awa TO poor")
+        proxy.wait_ready()
+        wait_for(lambda: proxy.log().count("pg_connected pool=control") == 2)  # once it has proved to work
+        client.close()
+        assert proxy.stop() == 0
+    finally:
+        proxy.end()
+        cluster.execute("DROP OWNED BY poor", name)
+        cluster.execute("DROP ROLE poor")
