@@ -352,6 +352,31 @@ def test_sigterm_hands_back_at_the_end(start, own_database):
         assert cursor.fetchone() == (1, 0)
 
 
+def listens(path):
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(str(path)) == 0
+
+
+def test_sigterm_while_the_database_says_nothing(awa_proxy, tmp_path):
+    """What is under way can not end: the process ends with it, and that is no failure."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / ".s.PGSQL.5432"))
+        silent.listen(20)
+        proxy = Proxy(awa_proxy, tmp_path, f"postgresql://awa@/awa?host={tmp_path}", *DRAIN_OPTION)
+        try:
+            wait_for(lambda: listens(proxy.socket))
+            client = Client(proxy.socket)
+            client.send(claim=pb.Claim(queues=["q"], max_jobs=5, wait_ms=60000))
+            client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k", args=b"{}")]))
+            client.send(enqueue=pb.Enqueue(idempotency_key="k", jobs=[pb.NewJob(queue="q", kind="k", args=b"{}")]))
+            client.call(ping=pb.Ping())
+            assert proxy.stop() == 0, proxy.log()
+            assert "event=stopped clean=no" in proxy.log() and is_healthy(proxy), proxy.log()
+            client.close()
+        finally:
+            proxy.end()
+
+
 def test_stale_socket_file_is_replaced(start):
     proxy = start()
     proxy.process.kill()
