@@ -16,7 +16,8 @@ struct finish_item {
     struct batch_item batch;
     struct finish_work *work;
     const struct finish_order *order;
-    size_t at; /* in the request */
+    size_t at;          /* in the request */
+    bool from_stranger; /* nobody here holds what it ends */
 };
 
 /* What a request needs until it is answered; lives in its arena. */
@@ -438,7 +439,7 @@ void finisher_init(struct finisher *finisher, const struct finisher_setup *setup
                                   .released_ctx = setup->released_ctx,
                                   .batches_max = COMPLETE_BATCHES_PER_CALL_MAX,
                                   .calm = {.fire = on_calm}};
-    for (size_t i = 0; i < setup->shard_count; i++) {
+    for (size_t i = 0; i <= setup->shard_count; i++) {
         struct batcher_setup batching = {.ops = &complete_ops,
                                          .name = "complete",
                                          .env = setup->env,
@@ -456,7 +457,7 @@ void finisher_init(struct finisher *finisher, const struct finisher_setup *setup
 
 void finisher_configure(struct finisher *finisher, size_t items_max, uint64_t flush_us)
 {
-    for (size_t i = 0; i < finisher->shard_count; i++) {
+    for (size_t i = 0; i <= finisher->shard_count; i++) {
         struct finisher_shard *shard = &finisher->shards[i];
         batcher_configure(&shard->completes, items_max, flush_us);
         batcher_configure(&shard->others, shard->others.items_max, flush_us);
@@ -467,18 +468,20 @@ void finisher_free(struct finisher *finisher)
 {
     CHECK(finisher->offers.count == 0);
     timer_stop(finisher->timers, &finisher->calm);
-    for (size_t i = 0; i < finisher->shard_count; i++) {
+    for (size_t i = 0; i <= finisher->shard_count; i++) {
         batcher_free(&finisher->shards[i].completes);
         batcher_free(&finisher->shards[i].others);
     }
 }
 
-static struct batcher *batcher_of(struct finisher *finisher, const struct finish_order *order)
+static struct batcher *batcher_of(struct finisher *finisher, const struct finish_item *item)
 {
-    uint64_t batch_id = order->receipt.batch_id;
-    struct finisher_shard *shard = &finisher->shards[batch_id % finisher->shard_count];
+    uint64_t batch_id = item->order->receipt.batch_id;
+    struct finisher_shard *shard =
+        &finisher->shards[item->from_stranger ? finisher->shard_count
+                                              : batch_id % finisher->shard_count];
 
-    return order->outcome == JOB_COMPLETE ? &shard->completes : &shard->others;
+    return item->order->outcome == JOB_COMPLETE ? &shard->completes : &shard->others;
 }
 
 static void add_item(struct finisher *finisher, struct finish_item *item)
@@ -487,7 +490,8 @@ static void add_item(struct finisher *finisher, struct finish_item *item)
 
     if (attempt != NULL)
         attempt->endings++;
-    batcher_add(batcher_of(finisher, item->order), &item->batch);
+    item->from_stranger = attempt == NULL && !item->work->is_hand_back;
+    batcher_add(batcher_of(finisher, item), &item->batch);
 }
 
 static void start_work(struct finisher *finisher, struct request *request,
@@ -535,7 +539,7 @@ void finisher_forget(struct finisher *finisher, struct request *request)
     work->missing++; /* for this function */
     for (size_t i = 0; i < count; i++) {
         struct finish_item *item = &work->items[i];
-        if (batcher_forget(batcher_of(finisher, item->order), &item->batch))
+        if (batcher_forget(batcher_of(finisher, item), &item->batch))
             item_decided(item, FINISH_ABORTED, NULL);
     }
     work_count_down(work);
@@ -567,7 +571,7 @@ void finisher_turn(struct finisher *finisher)
         finisher->some_released = false;
         finisher->released(finisher->released_ctx);
     }
-    for (size_t i = 0; i < finisher->shard_count; i++) {
+    for (size_t i = 0; i <= finisher->shard_count; i++) {
         batcher_turn(&finisher->shards[i].completes);
         batcher_turn(&finisher->shards[i].others);
     }
@@ -577,7 +581,7 @@ uint64_t finisher_deadlock_retries(const struct finisher *finisher)
 {
     uint64_t total = 0;
 
-    for (size_t i = 0; i < finisher->shard_count; i++)
+    for (size_t i = 0; i <= finisher->shard_count; i++)
         total += finisher->shards[i].completes.deadlock_retries +
                  finisher->shards[i].others.deadlock_retries;
     return total;
@@ -587,7 +591,7 @@ bool finisher_is_idle(const struct finisher *finisher)
 {
     if (finisher->offers.count > 0)
         return false;
-    for (size_t i = 0; i < finisher->shard_count; i++)
+    for (size_t i = 0; i <= finisher->shard_count; i++)
         if (!batcher_is_idle(&finisher->shards[i].completes) ||
             !batcher_is_idle(&finisher->shards[i].others))
             return false;

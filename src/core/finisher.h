@@ -3,6 +3,9 @@
  * What: takes Finish and Release requests, and the proxy's own hand-backs. Completions go to the
  * storage's short path (complete_batch), all other outcomes to its general one (finish_items); each
  * has its own batcher per shard, and the items of one claim batch always go to the same shard.
+ * Receipts that this proxy has not handed out to anybody who still holds them (sent again, from
+ * before a restart, or forged) have a shard for themselves: however many claim batches they name,
+ * they keep nobody waiting who ends what he holds.
  * Invariants: a status is passed on only after its commit; a flush names a receipt once (items that
  * want the same of it share the answer, others wait); an attempt leaves the attempt table only when
  * the storage has said that it is over, and a session that holds one that somebody else ended is
@@ -31,8 +34,8 @@ struct finisher {
     const struct env *env;
     struct timers *timers;
     struct list offers; /* hand-backs that failed, until they are repeated */
-    struct finisher_shard shards[FINISHER_SHARDS_MAX];
-    size_t shard_count;
+    struct finisher_shard shards[FINISHER_SHARDS_MAX + 1];
+    size_t shard_count; /* without the last one, that of the strangers */
     struct attempts *attempts;
     struct sessions *sessions;
     void (*released)(void *ctx); /* some jobs are available again */

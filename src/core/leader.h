@@ -43,7 +43,7 @@ struct leader {
     struct timer timer; /* when it asks next; never set while LEADING */
     uint64_t away_until_us;
     uint64_t unknown_since_us; /* not registered since; 0: it is */
-    struct err why; /* the last session was given up; CODE_OK: it serves */
+    struct err why;            /* the last session was given up; CODE_OK: it serves */
     bool in_flight;
     bool draining;
 };

@@ -20,7 +20,7 @@ enum {
 struct place {
     struct pipe *pipe; /* NULL: closed */
     bool was_ready;
-    bool untold; /* ready, and not in the log: the one before it was let in and then refused */
+    bool untold;  /* ready, and not in the log: the one before it was let in and then refused */
     bool leaving; /* as soon as it owes nothing; why: pool->leave_err */
     bool retired; /* the same, for its age */
     uint64_t ready_us;

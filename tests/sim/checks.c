@@ -468,7 +468,7 @@ static void check_batchers(struct sim *sim)
 
     check_batcher(sim, &sim->core.enqueuer.batcher, "enqueuer");
     check_batcher(sim, &sim->core.enqueuer.keyed.batcher, "enqueues with a key");
-    for (size_t i = 0; i < finisher->shard_count; i++) {
+    for (size_t i = 0; i <= finisher->shard_count; i++) {
         check_batcher(sim, &finisher->shards[i].completes, "completions");
         check_batcher(sim, &finisher->shards[i].others, "outcomes");
     }

@@ -578,6 +578,48 @@ static void a_full_lock_table_makes_flushes_smaller_for_a_while(void **state)
     world_end(world);
 }
 
+static void complete_held(struct world *world, handle session, uint64_t id)
+{
+    const struct session *holder = session_of(&world->core.sessions, session);
+    struct request *request = request_of(REQUEST_FINISH, id);
+    struct finish_input *input = request_alloc(request, sizeof *input);
+
+    input->order.outcome = JOB_COMPLETE;
+    input->order.receipt = CONTAINER_OF(holder->attempts.first, struct attempt, node)->receipt;
+    request->in.finish.inputs = input;
+    request->in.finish.count = 1;
+    sessions_take_request(&world->core.sessions, session, request);
+}
+
+/* They name more claim batches than hundreds of calls may. */
+static void receipts_that_nobody_holds_keep_no_neighbour_waiting(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle flooder = join(world, 1);
+    handle neighbour = join(world, 2);
+
+    claim(world, neighbour, 10, 1, 1000);
+    turn(world);
+    reply_claimed(world, 1, CLAIM_FILLED);
+    for (uint64_t batch = 100; batch < 1100; batch++)
+        finish(world, flooder, batch, batch, 1, 1, JOB_COMPLETE);
+    turn(world);
+    assert_int_equal(calls_of(world, DB_COMPLETE), 1);
+    struct db_call *flood = call_of(world, DB_COMPLETE);
+    complete_held(world, neighbour, 11);
+    turn(world);
+    assert_int_equal(calls_of(world, DB_COMPLETE), 2);
+    for (size_t i = 0; i < world->call_count; i++)
+        if (world->calls[i] != flood && world->calls[i]->op == DB_COMPLETE)
+            reply_all_done(world, world->calls[i]);
+    assert_int_equal(answer_to(world, 2, 11)->statuses[0], FINISH_DONE);
+    for (int i = 0; i < 20 && call_of(world, DB_COMPLETE) != NULL; i++)
+        reply_all_done(world, call_of(world, DB_COMPLETE));
+    assert_non_null(answer_to(world, 1, 1099)); /* they are served, too */
+    world_end(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -607,6 +649,7 @@ int main(void)
         cmocka_unit_test(doubts_of_a_group_are_bounded_and_claims_still_answered),
         cmocka_unit_test(a_claim_whose_answer_made_no_sense_is_not_asked_about),
         cmocka_unit_test(trap_14_deadlocks_are_counted),
+        cmocka_unit_test(receipts_that_nobody_holds_keep_no_neighbour_waiting),
         cmocka_unit_test(a_full_lock_table_makes_flushes_smaller_for_a_while),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

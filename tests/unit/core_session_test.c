@@ -658,7 +658,8 @@ static void what_vanished_sessions_leave_is_bounded(void **state)
 {
     (void)state;
     struct world *world = world_new();
-    const struct finisher_shard *shard = &world->core.finisher.shards[0];
+    const struct finisher *finisher = &world->core.finisher;
+    const struct finisher_shard *shard = &finisher->shards[finisher->shard_count];
     size_t most = 0;
 
     for (uint64_t i = 0; i < 600; i++) {

@@ -410,7 +410,8 @@ static inline void claim_from(struct world *world, handle session, uint64_t id, 
     struct request *request = request_of(REQUEST_CLAIM, id);
     struct bytes *queue = request_alloc(request, sizeof *queue);
 
-    *queue = bytes_of(memcpy(request_alloc(request, strlen(name)), name, strlen(name)), strlen(name));
+    *queue =
+        bytes_of(memcpy(request_alloc(request, strlen(name)), name, strlen(name)), strlen(name));
     request->in.claim.queues = queue;
     request->in.claim.queue_count = 1;
     request->in.claim.jobs_max = jobs;
