@@ -54,7 +54,6 @@ FAULTS = {
     "wake-in-flight-is-lost": ("broker.c", "        group->woken = true;\n", ""),
     "slow-reader-is-dealt-more": ("group.c", "    if (aside == is_aside(seat))\n", "    if (aside || aside == is_aside(seat))\n"),
     "slow-reader-is-forgotten": ("session.c", "        set_behind(session, false);\n", "        session->behind = false;\n"),
-    "slow-reader-never-hears": ("broker.c", "    if (group->overdue.count > 0)\n", "    if (false)\n"),
     "claim-result-is-dealt-twice": ("broker.c", "    deal_out(group, reply);\n    place(group);\n    return true;", "    deal_out(group, reply);\n    deal_out(group, reply);\n    place(group);\n    return true;"),
     "claim-result-is-dropped": ("broker.c", "    deal_out(group, reply);\n    place(group);\n    return true;", "    place(group);\n    return true;"),
     "claim-in-doubt-is-forgotten": ("broker.c", "        if (reply->backend.pid != 0)\n            raise_doubt(group, reply);", "        (void)raise_doubt;"),
