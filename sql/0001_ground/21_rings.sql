@@ -15,18 +15,24 @@ CREATE SEQUENCE claim_ring_pointer AS bigint;
 CREATE TABLE queue_ring_slots (
     generation bigint PRIMARY KEY,
     slot       smallint NOT NULL CHECK (slot BETWEEN 0 AND 15),
-    opened_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    opened_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    above_batch bigint NOT NULL DEFAULT 0        -- claim batches made of its bodies have larger numbers
 );
--- Appended once a slot is sealed and its last writer gone: from then on the number of its ready rows is fixed.
+-- Appended once a slot is sealed and its last writer gone: from then on its ready rows are a fixed set. The rest says how far closing has come:
+-- what was once found spent or moved stays so.
 CREATE TABLE queue_ring_sealed (
     generation bigint PRIMARY KEY,
-    ready_rows bigint NOT NULL,
-    sealed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    sealed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    spent_lane bigint NOT NULL DEFAULT 0,        -- ready rows of the lanes below were all claimed or buried,
+    spent_xid  xid8 NOT NULL DEFAULT '0',        -- and those of this one up to here
+    spent_job  bigint NOT NULL DEFAULT -1,
+    moved_lane bigint NOT NULL DEFAULT -1        -- the newest states of the lanes up to this one lie in other slots
 );
 -- Appended once a sealed slot holds nothing that a claim may need (close.sql). The hot path never looks there again.
 CREATE TABLE queue_ring_closed (
     generation bigint PRIMARY KEY,
-    closed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
+    closed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    upto_batch bigint NOT NULL                   -- claim batches made of its bodies have no larger numbers
 );
 CREATE TABLE claim_ring_slots (
     generation bigint PRIMARY KEY,

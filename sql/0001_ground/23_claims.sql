@@ -93,19 +93,24 @@ $branch$);
 
 -- Looks at p_limit batches of a slot at most, from the newest below p_below down to the first above p_floor: how many that were, the
 -- last of them, and those which are not of an instance in p_quiet and have an attempt that has not ended, newest first. Ends of one batch
--- never overlap, so counting them is enough.
+-- never overlap, so counting them is enough. Their ends are read as one range and joined by hash: looking up each batch takes five buffers and four times as long.
 CREATE TYPE open_batches AS (examined int, last_batch bigint, batch_ids bigint[], instances bigint[]);
 SELECT pg_temp.create_slot_function(8, $sig$
     find_open_batches(p_slot int, p_below bigint, p_floor bigint, p_limit int, p_quiet bigint[]) RETURNS open_batches
-    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+    LANGUAGE plpgsql VOLATILE SET enable_nestloop = off $sig$, $branch$
         RETURN (
             WITH walked AS MATERIALIZED (
                 SELECT batch_id, instance, n FROM lease_claim_batches_00 WHERE batch_id < p_below AND batch_id > p_floor ORDER BY batch_id DESC LIMIT p_limit),
-            judged AS MATERIALIZED (
-                SELECT w.*, CASE WHEN w.instance <> ALL (p_quiet) THEN
-                                w.n > (SELECT coalesce(sum(c.n), 0) FROM lease_claim_closure_batches_00 c WHERE c.batch_id = w.batch_id)
-                                    + (SELECT count(*) FROM lease_claim_closures_00 o WHERE o.batch_id = w.batch_id) ELSE false END AS is_open
-                  FROM walked w)
-            SELECT (count(*), min(batch_id), array_agg(batch_id ORDER BY batch_id DESC) FILTER (WHERE is_open), array_agg(instance ORDER BY batch_id DESC) FILTER (WHERE is_open))::open_batches
-              FROM judged);
+            asked AS MATERIALIZED (SELECT * FROM walked WHERE instance <> ALL (p_quiet)),
+            reach AS MATERIALIZED (SELECT min(batch_id) AS lowest, max(batch_id) AS highest FROM asked),
+            ended AS (
+                SELECT e.batch_id, sum(e.n) AS n
+                  FROM (SELECT c.batch_id, c.n FROM lease_claim_closure_batches_00 c WHERE c.batch_id BETWEEN (SELECT lowest FROM reach) AND (SELECT highest FROM reach)
+                        UNION ALL
+                        SELECT o.batch_id, 1 FROM lease_claim_closures_00 o WHERE o.batch_id BETWEEN (SELECT lowest FROM reach) AND (SELECT highest FROM reach)) e
+                 GROUP BY e.batch_id),
+            opened AS MATERIALIZED (
+                SELECT a.batch_id, a.instance FROM asked a LEFT JOIN ended e ON e.batch_id = a.batch_id WHERE a.n > coalesce(e.n, 0))
+            SELECT ((SELECT count(*) FROM walked), (SELECT min(batch_id) FROM walked), (SELECT array_agg(batch_id ORDER BY batch_id DESC) FROM opened),
+                    (SELECT array_agg(instance ORDER BY batch_id DESC) FROM opened))::open_batches);
 $branch$);

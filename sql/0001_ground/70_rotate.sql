@@ -35,7 +35,7 @@ BEGIN
     IF v_next IS NULL THEN
         RETURN false;   -- no clean slot: the current one goes on growing
     END IF;
-    INSERT INTO queue_ring_slots (generation, slot) VALUES (v_now.generation + 1, v_next) ON CONFLICT DO NOTHING;
+    INSERT INTO queue_ring_slots (generation, slot, above_batch) VALUES (v_now.generation + 1, v_next, coalesce(pg_sequence_last_value('lease_claim_batch_id_seq'), 0)) ON CONFLICT DO NOTHING;
     RETURN FOUND;
 END $$;
 

@@ -43,13 +43,17 @@ DECLARE
 BEGIN
     PERFORM require_read_committed('rebase');
     PERFORM set_config('lock_timeout', '10s', true);
-    EXECUTE 'LOCK TABLE deferred_jobs, promotion_states, queue_ring_slots, claim_ring_slots, ' || v_children || ' IN ACCESS EXCLUSIVE MODE';
+    EXECUTE 'LOCK TABLE deferred_jobs, promotion_states, queue_ring_slots, queue_ring_sealed, queue_ring_closed, claim_ring_slots, prune_states, ' || v_children || ' IN ACCESS EXCLUSIVE MODE';
     PERFORM setval('queue_ring_pointer', s.generation * 16 + s.slot) FROM (SELECT * FROM queue_ring_slots ORDER BY generation DESC LIMIT 1) s;
     PERFORM setval('claim_ring_pointer', s.generation * 16 + s.slot) FROM (SELECT * FROM claim_ring_slots ORDER BY generation DESC LIMIT 1) s;
     PERFORM setval('job_id_seq', greatest((SELECT last_value FROM job_id_seq), (SELECT max(job_id) FROM ready_entries), (SELECT max(job_id) FROM deferred_jobs),
                                           (SELECT max(job_id) FROM done_entries)));
     PERFORM setval('lease_claim_batch_id_seq', greatest((SELECT last_value FROM lease_claim_batch_id_seq), (SELECT max(batch_id) FROM lease_claim_batches),
                                                         (SELECT max(batch_id) FROM ready_claim_attempt_batches)));
+    -- The sequence may have been set back by the move: what is open is looked for among all batches.
+    UPDATE queue_ring_slots SET above_batch = 0;
+    UPDATE queue_ring_closed SET upto_batch = 9223372036854775807;
+    DELETE FROM prune_states;
     DROP TABLE IF EXISTS pg_temp.rebase_spent, pg_temp.rebase_lanes;
     CREATE TEMP TABLE rebase_spent ON COMMIT DROP AS SELECT * FROM spent_leases();
     CREATE INDEX ON rebase_spent (job_id);

@@ -26,8 +26,8 @@ CREATE TABLE rescue_states (
 );
 INSERT INTO rescue_states VALUES ('-infinity', false, 0, 0, NULL, 0, 0, '{}', false);
 
--- How many claim batches one call looks at: below 20 ms also when each has to be checked for open attempts.
-CREATE FUNCTION max_rescue_batches() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 2000 $$;
+-- How many claim batches one call looks at: 2 ms also when each has to be checked for open attempts, and below 20 on a busy machine.
+CREATE FUNCTION max_rescue_batches() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 1000 $$;
 -- Batch numbers are taken before the commit: a short pass goes so far back behind the last one's beginning.
 CREATE FUNCTION rescue_overlap() RETURNS int LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 1000 $$;
 -- How long a settled instance is remembered: as long as a resent outcome is answered, by default.

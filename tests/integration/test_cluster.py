@@ -218,7 +218,7 @@ def test_other_proxies_are_told_of_new_work(start):
 def test_ptrap_10_leader_that_can_not_do_a_duty(start, own_database):
     with connected(own_database) as cursor:
         cursor.execute("""ALTER FUNCTION awa.prune_slots RENAME TO prune_slots_kept;
-                          CREATE FUNCTION awa.prune_slots(bigint, int) RETURNS int LANGUAGE plpgsql AS
+                          CREATE FUNCTION awa.prune_slots(bigint, int, OUT pruned int, OUT again boolean) LANGUAGE plpgsql AS
                           $$ BEGIN RAISE 'broken by the test'; END $$""")
         proxies = [start() for _ in range(2)]
         for proxy in proxies:

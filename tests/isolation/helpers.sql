@@ -17,7 +17,7 @@ BEGIN
     EXECUTE coalesce('TRUNCATE ' || v_filled, 'SELECT 1');
     DELETE FROM queue_lanes; DELETE FROM queue_terminal_rollups; DELETE FROM deferred_jobs; DELETE FROM promotion_states; DELETE FROM iso.jobs; DELETE FROM iso.held;
     DELETE FROM runtime_instances; DELETE FROM idempotency_keys; UPDATE rescue_states SET newest = 0, lowest = 0, generation = NULL, seen_open = '{}';
-    DELETE FROM queue_ring_slots; DELETE FROM queue_ring_sealed; DELETE FROM queue_ring_closed; DELETE FROM claim_ring_slots;
+    DELETE FROM queue_ring_slots; DELETE FROM queue_ring_sealed; DELETE FROM queue_ring_closed; DELETE FROM claim_ring_slots; DELETE FROM prune_states;
     INSERT INTO queue_ring_slots (generation, slot) VALUES (1, 0);
     INSERT INTO claim_ring_slots (generation, slot) VALUES (1, 0);
     PERFORM setval('queue_ring_pointer', 1 * 16 + 0), setval('claim_ring_pointer', 1 * 16 + 0);
@@ -107,8 +107,8 @@ BEGIN
     RETURN 'current: ' || (SELECT last_value >> 4 FROM queue_ring_pointer);
 END $$;
 CREATE FUNCTION iso.carry() RETURNS text LANGUAGE sql AS $$ SELECT 'carried ' || carry_lanes(100) $$;
-CREATE FUNCTION iso.close() RETURNS text LANGUAGE sql AS $$ SELECT 'closed ' || close_slots() $$;
-CREATE FUNCTION iso.prune() RETURNS text LANGUAGE sql AS $$ SELECT 'pruned ' || prune_slots(0, 0) $$;
+CREATE FUNCTION iso.close() RETURNS text LANGUAGE sql AS $$ SELECT 'closed ' || closed FROM close_slots() $$;
+CREATE FUNCTION iso.prune() RETURNS text LANGUAGE sql AS $$ SELECT 'pruned ' || pruned FROM prune_slots(0, 0) $$;
 CREATE FUNCTION iso.promote() RETURNS text LANGUAGE sql AS $$ SELECT 'promoted ' || promote_due(100) $$;
 
 -- The proxy of all claims is gone, long since; and the leader's step that ends what it held.

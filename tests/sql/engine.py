@@ -264,10 +264,10 @@ class Session:
 
     def close_slots(self):
         self.rows("SELECT awa.carry_lanes(1000)")
-        return self.value("SELECT awa.close_slots()")
+        return self.value("SELECT closed FROM awa.close_slots()")
 
     def prune(self, retention_ms=0, closed_ms=0):
-        return self.value("SELECT awa.prune_slots(%s, %s)", (retention_ms, closed_ms))
+        return self.value("SELECT pruned FROM awa.prune_slots(%s, %s)", (retention_ms, closed_ms))
 
     def maintain(self, lap_ms=0, retention_ms=0, closed_ms=0):
         """One tick of the leader; by default nothing is kept longer than proofs demand."""

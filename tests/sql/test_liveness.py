@@ -532,9 +532,9 @@ def test_work_a_call_is_bounded_by_batches_too(db):
     register(living, 4)
     db.enqueue_bulk(2500)
     db.rows("SELECT count(*) FROM generate_series(1, 2500) n CROSS JOIN LATERAL awa.claim(4, n, '{q}', 1, 1000)")
-    assert db.rescue() == 0, "2000 batches were looked at"
+    assert db.rescue() == 0, "1000 batches were looked at"
     assert db.value("SELECT generation IS NOT NULL FROM awa.rescue_states"), "and the pass goes on from there"
-    assert db.rescue() == 2
+    assert [db.rescue(), db.rescue()] == [0, 2]
     db.rescue()
     while db.value("SELECT generation IS NOT NULL FROM awa.rescue_states"):
         db.rescue()
@@ -721,10 +721,10 @@ def test_trap_31_cost_of_a_call_does_not_grow_with_what_has_ended(db):
     db.rows("SELECT count(*) FROM generate_series(1, 6000) n CROSS JOIN LATERAL awa.claim(5, n, '{q}', 1, 1000)")
     db.rows("INSERT INTO awa.lease_claim_closure_batches_00 (batch_id, closed_at, n, members)"
             " SELECT batch_id, clock_timestamp(), 1, '1' FROM awa.lease_claim_batches_00 WHERE batch_id > (SELECT min(batch_id) FROM awa.lease_claim_batches_00)")
-    costs = [db.cost("SELECT awa.rescue_instances(64, 0)") for _ in range(4)]
+    costs = [db.cost("SELECT awa.rescue_instances(64, 0)") for _ in range(8)]
     print(costs)
     assert db.counts()["retryable"] == 1
-    assert max(cost.buffers for cost in costs) < 1.5 * min(cost.buffers for cost in costs[:3])
+    assert max(cost.buffers for cost in costs) < 1000, "they were looked up one by one"
 
 
 @pytest.mark.parametrize("limit, missing_ms", [(0, 0), (1, -1), (None, 0), (1, None)])

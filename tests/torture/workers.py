@@ -545,8 +545,8 @@ class Leader(Worker):
         counted = {"rescued": self.call(f"SELECT rescue_instances(64, {self.MISSING_MS})")}
         counted["promoted"] = self.call(f"SELECT promote_due({self.rng.choice((3, 500))})")
         self.call("SELECT carry_lanes(1000)")
-        counted["closed"] = self.call("SELECT close_slots()")
-        counted["pruned"] = self.call(f"SELECT prune_slots({self.RETENTION_MS}, {self.CLOSED_MS})")
+        counted["closed"] = self.call("SELECT closed FROM close_slots()")
+        counted["pruned"] = self.call(f"SELECT pruned FROM prune_slots({self.RETENTION_MS}, {self.CLOSED_MS})")
         counted["folded"] = self.call("SELECT (SELECT count(*) > 0 FROM queue_terminal_rollups)::int")
         self.records.append(("maintenance", counted))
         self.sleep(0.05)
