@@ -106,6 +106,39 @@ SELECT pg_temp.create_slot_function(16, $sig$
                   FROM ready_entries_00 WHERE job_id = p_job_id AND run_lease = p_run_lease);
 $branch$);
 
+-- The small columns of the same row, which no damage to the large ones makes unreadable.
+SELECT pg_temp.create_slot_function(16, $sig$
+    read_job_head(p_slot int, p_job_id bigint, p_run_lease int) RETURNS job_body
+    LANGUAGE plpgsql VOLATILE $sig$, $branch$
+        RETURN (SELECT (lane_id, created_at, max_attempts, kind, NULL, NULL, NULL, NULL, NULL)::job_body
+                  FROM ready_entries_00 WHERE job_id = p_job_id AND run_lease = p_run_lease);
+$branch$);
+
+-- read_job_body, or where that fails or finds nothing what is left of the job, with args NULL, and a warning. Damage is an error of class XX
+-- (internal_error names the class); any other error, a lack of memory say, is not the job's fault and is raised.
+CREATE FUNCTION read_what_is_left(p_slot int, p_job_id bigint, p_run_lease int) RETURNS job_body
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_body job_body;
+    v_problem text := 'it is gone';
+BEGIN
+    BEGIN
+        v_body := read_job_body(p_slot, p_job_id, p_run_lease);
+        IF v_body.args IS NOT NULL THEN
+            RETURN v_body;
+        END IF;
+    EXCEPTION WHEN internal_error THEN
+        v_problem := format('%s (SQLSTATE %s)', SQLERRM, SQLSTATE);
+        BEGIN
+            v_body := read_job_head(p_slot, p_job_id, p_run_lease);
+        EXCEPTION WHEN internal_error THEN
+            NULL;
+        END;
+    END;
+    RAISE WARNING 'the body of job % cannot be read: %', p_job_id, v_problem;
+    RETURN v_body;
+END $$;
+
 -- The retained bodies of the attempts of one claim batch, in its order; NULL where they were pruned.
 CREATE TYPE job_bodies AS (
     max_attempts smallint[], created_ats timestamptz[], kinds text[], args json[], metadata json[], traceparents text[], bytes bigint

@@ -24,6 +24,16 @@ CREATE TABLE deferred_jobs (
 CREATE INDEX deferred_jobs_due_at ON deferred_jobs (due_at, job_id);
 CREATE INDEX deferred_jobs_xid ON deferred_jobs (xid);
 
+-- The body of a deferred job, or what is left of it (22_ready.sql).
+CREATE FUNCTION read_deferred_body(p_job_id bigint) RETURNS job_body
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN (SELECT (lane_id, created_at, max_attempts, kind, args, metadata, payload, traceparent, ordering_key)::job_body FROM deferred_jobs WHERE job_id = p_job_id);
+EXCEPTION WHEN internal_error THEN
+    RAISE WARNING 'the body of job % cannot be read: % (SQLSTATE %)', p_job_id, SQLERRM, SQLSTATE;
+    RETURN (SELECT (lane_id, created_at, max_attempts, kind, NULL, NULL, NULL, NULL, NULL)::job_body FROM deferred_jobs WHERE job_id = p_job_id);
+END $$;
+
 CREATE TABLE promotion_states (
     pass_no bigint PRIMARY KEY,
     due_at  timestamptz NOT NULL,                -- walked up to here, this key included …

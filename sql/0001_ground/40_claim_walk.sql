@@ -136,14 +136,15 @@ SELECT pg_temp.create_slot_function(16, $sig$
 $branch$);
 
 -- Keys of the first p_limit rows of the ranges in one slot that have no tombstone; looks at claim_examine_limit() rows at most.
+-- p_sized: with their sizes, for which the bodies have to be read; else 0.
 SELECT pg_temp.create_slot_function(16, $sig$
-    find_ready_keys(p_slot int, p_lane_id bigint, p_ranges xid_ranges, p_limit int) RETURNS ready_keys
+    find_ready_keys(p_slot int, p_lane_id bigint, p_ranges xid_ranges, p_limit int, p_sized boolean) RETURNS ready_keys
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (
             WITH examined AS MATERIALIZED (
                 SELECT e.*
                   FROM unnest(p_ranges.from_xids, p_ranges.from_jobs, p_ranges.to_xids) range(from_xid, from_job, to_xid)
-                 CROSS JOIN LATERAL (SELECT xid, job_id, octet_length(args::text) + coalesce(octet_length(metadata::text), 0) AS size FROM ready_entries_00
+                 CROSS JOIN LATERAL (SELECT xid, job_id, CASE WHEN p_sized THEN octet_length(args::text) + coalesce(octet_length(metadata::text), 0) ELSE 0 END AS size FROM ready_entries_00
                                       WHERE lane_id = p_lane_id AND (xid, job_id) > (range.from_xid, range.from_job) AND xid < range.to_xid
                                       ORDER BY xid, job_id LIMIT claim_examine_limit()) e
                  LIMIT CASE WHEN EXISTS (SELECT FROM ready_tombstones_00 WHERE lane_id = p_lane_id) THEN claim_examine_limit() ELSE p_limit END),
@@ -158,19 +159,45 @@ SELECT pg_temp.create_slot_function(16, $sig$
               FROM live);
 $branch$);
 
--- The rows of given keys, in their order; those that are not in this slot, or were buried meanwhile, are left out.
+-- The rows of given keys, in their order; those that are not in this slot, or were buried meanwhile, are left out. p_bodies: else kinds, args,
+-- metadata and traceparents are NULL, and not read.
 SELECT pg_temp.create_slot_function(16, $sig$
-    read_ready_rows(p_slot int, p_lane_id bigint, p_xids xid8[], p_job_ids bigint[], p_places int[]) RETURNS ready_rows
+    read_ready_rows(p_slot int, p_lane_id bigint, p_xids xid8[], p_job_ids bigint[], p_places int[], p_bodies boolean) RETURNS ready_rows
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (
             SELECT (count(*), array_agg(r.xid), array_agg(r.job_id), array_agg(r.run_lease + 1), array_agg((r.attempt + 1)::smallint), array_agg(r.max_attempts),
                     array_agg(r.created_at), array_agg(r.kind), array_agg(r.args),
                     array_agg(r.metadata), array_agg(r.traceparent), sum(r.size), max(r.run_lease) = 0, array_agg(r.place))::ready_rows
-              FROM (SELECT e.*, key.place, octet_length(e.args::text) + coalesce(octet_length(e.metadata::text), 0) AS size
+              FROM (SELECT e.xid, e.job_id, e.run_lease, e.attempt, e.max_attempts, e.created_at, CASE WHEN p_bodies THEN e.kind END AS kind, CASE WHEN p_bodies THEN e.args END AS args,
+                           CASE WHEN p_bodies THEN e.metadata END AS metadata, CASE WHEN p_bodies THEN e.traceparent END AS traceparent, key.place,
+                           CASE WHEN p_bodies THEN octet_length(e.args::text) + coalesce(octet_length(e.metadata::text), 0) ELSE 0 END AS size
                       FROM unnest(p_xids, p_job_ids, p_places) key(xid, job_id, place)
                      CROSS JOIN LATERAL (SELECT * FROM ready_entries_00 WHERE lane_id = p_lane_id AND xid = key.xid AND job_id = key.job_id LIMIT 1) e
                      WHERE NOT EXISTS (SELECT FROM ready_tombstones_00 t WHERE t.lane_id = p_lane_id AND t.xid = key.xid AND t.job_id = key.job_id)) r);
 $branch$);
+
+-- The same one by one, for when a body among them cannot be read: that job comes with kind and args NULL, and its neighbours as always.
+CREATE FUNCTION read_ready_rows_singly(p_slot int, p_lane_id bigint, p_xids xid8[], p_job_ids bigint[], p_places int[]) RETURNS ready_rows
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_all ready_rows := (0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, true, NULL);
+    v_one ready_rows;
+BEGIN
+    FOR i IN 1 .. coalesce(cardinality(p_job_ids), 0) LOOP
+        BEGIN
+            v_one := read_ready_rows(p_slot, p_lane_id, p_xids[i:i], p_job_ids[i:i], p_places[i:i], true);
+        EXCEPTION WHEN internal_error THEN
+            RAISE WARNING 'the body of job % cannot be read: % (SQLSTATE %)', p_job_ids[i], SQLERRM, SQLSTATE;
+            v_one := read_ready_rows(p_slot, p_lane_id, p_xids[i:i], p_job_ids[i:i], p_places[i:i], false);
+        END;
+        CONTINUE WHEN v_one.n = 0;
+        v_all := (v_all.n + 1, v_all.xids || v_one.xids, v_all.job_ids || v_one.job_ids, v_all.run_leases || v_one.run_leases, v_all.attempts || v_one.attempts,
+                  v_all.max_attempts || v_one.max_attempts, v_all.created_ats || v_one.created_ats, v_all.kinds || v_one.kinds, v_all.args || v_one.args,
+                  v_all.metadata || v_one.metadata, v_all.traceparents || v_one.traceparents, v_all.bytes + v_one.bytes, v_all.plain AND v_one.plain,
+                  v_all.places || v_one.places)::ready_rows;
+    END LOOP;
+    RETURN v_all;
+END $$;
 
 -- Whether a lane has a visible row in this slot that no transaction of this cluster can have written.
 SELECT pg_temp.create_slot_function(16, $sig$

@@ -92,17 +92,18 @@ CREATE TYPE slot_pick AS (slot smallint, xids xid8[], job_ids bigint[], places i
 -- All of it. more: the walk ended at (at_xid, at_job_id), before the window's end. skipped: keys walked past without taking them.
 CREATE TYPE lane_pick AS (picks slot_pick[], more boolean, at_xid xid8, at_job_id bigint, skipped_xids xid8[], skipped_job_ids bigint[]);
 
--- The general path: the first keys of the ranges over several slots, merged, tombstoned ones left out, up to p_limit and p_max_bytes
+-- The general path: the first keys of the ranges over several slots, merged, tombstoned ones left out, up to p_limit and, with p_sized, p_max_bytes
 -- (with p_first one at least). A slot that ended its search early bounds the merge, since it may hold a smaller key than what the others found.
 -- p_guarded: somebody is invalidating jobs of this lane, so each job's key is tried, and what is refused is skipped; the walk ends
 -- before the row that would not fit into the skip list (p_max_skips).
-CREATE FUNCTION pick_ready_keys(p_open smallint[], p_lane_id bigint, p_ranges xid_ranges, p_limit int, p_max_bytes bigint, p_first boolean, p_guarded boolean, p_max_skips int) RETURNS lane_pick
+CREATE FUNCTION pick_ready_keys(p_open smallint[], p_lane_id bigint, p_ranges xid_ranges, p_limit int, p_max_bytes bigint, p_first boolean, p_guarded boolean, p_max_skips int,
+                                p_sized boolean) RETURNS lane_pick
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (
     WITH found AS MATERIALIZED (
         SELECT s.slot, k.* FROM unnest(p_open) s(slot)
-         CROSS JOIN LATERAL find_ready_keys(s.slot, p_lane_id, p_ranges, p_limit) k),
+         CROSS JOIN LATERAL find_ready_keys(s.slot, p_lane_id, p_ranges, p_limit, p_sized) k),
     bound AS (
         SELECT examined_xid AS xid, examined_job_id AS job_id FROM found WHERE examined_xid IS NOT NULL ORDER BY 1, 2 LIMIT 1),
     merged AS MATERIALIZED (
@@ -112,7 +113,7 @@ BEGIN
         WINDOW w AS (ORDER BY u.xid, u.job_id)),
     tried AS MATERIALIZED (
         SELECT m.*, NOT p_guarded OR pg_try_advisory_xact_lock(advisory_key('job', m.job_id)) AS free
-          FROM merged m WHERE place <= p_limit AND (p_first AND place = 1 OR bytes <= p_max_bytes)),
+          FROM merged m WHERE place <= p_limit AND (NOT p_sized OR p_first AND place = 1 OR bytes <= p_max_bytes)),
     walked AS MATERIALIZED (
         SELECT * FROM (SELECT t.*, count(*) FILTER (WHERE NOT free) OVER (ORDER BY place) AS skips FROM tried t) t WHERE skips <= p_max_skips),
     ending AS (
@@ -162,21 +163,23 @@ DECLARE
     v_all lane_pick;
     v_slots smallint[];
     v_read ready_rows[];
+    v_places int[];
     v_found int;
     v_taken int := 0;
     v_bytes bigint := 0;
     v_guarded boolean;              -- somebody is invalidating jobs of this lane
-    v_fresh boolean := false;       -- the window was opened by this call
-    v_moved boolean := false;       -- there is a new state to be saved
-    v_more boolean := false;        -- a bound ended the walk
+    -- NULL until they are true: a default is one more expression that each transaction prepares anew.
+    v_fresh boolean;                -- the window was opened by this call
+    v_moved boolean;                -- there is a new state to be saved
+    v_more boolean;                 -- a bound ended the walk
     v_free record;
     v_claim_slot smallint;
     v_batch_id bigint;
     v_ok boolean;
 BEGIN
-    v_end.status := 7;
     -- step 1: the mutex, then the guard
     IF NOT pg_try_advisory_xact_lock(advisory_key('lane', p_lane_id)) THEN
+        v_end.status := 7;
         RETURN NEXT v_end;
         RETURN;
     END IF;
@@ -195,14 +198,19 @@ BEGIN
             v_state.skipped_xids := v_free.left_xids;
             v_state.skipped_job_ids := v_free.left_job_ids;
             v_slots := v_open;
-            v_read := ARRAY(SELECT read_ready_rows(slot, p_lane_id, v_free.xids, v_free.job_ids, ARRAY(SELECT generate_series(1, cardinality(v_free.job_ids)))) FROM unnest(v_slots) slot);
+            v_places := ARRAY(SELECT generate_series(1, cardinality(v_free.job_ids)));
+            BEGIN
+                v_read := ARRAY(SELECT read_ready_rows(slot, p_lane_id, v_free.xids, v_free.job_ids, v_places, true) FROM unnest(v_slots) slot);
+            EXCEPTION WHEN internal_error THEN
+                v_read := ARRAY(SELECT read_ready_rows_singly(slot, p_lane_id, v_free.xids, v_free.job_ids, v_places) FROM unnest(v_slots) slot);
+            END;
             RETURN QUERY SELECT * FROM record_claim_batches(p_instance, p_nonce, p_queue, p_lane_id, v_slots, v_read, p_places);
             SELECT coalesce(sum(r.n), 0), coalesce(sum(r.bytes), 0) INTO v_taken, v_bytes FROM unnest(v_read) r;
         END IF;
         -- What did not fit comes before everything else, in the next call.
         v_more := NOT v_guarded AND v_state.skipped_job_ids IS NOT NULL;
     END IF;
-    WHILE v_taken < p_limit AND NOT v_more LOOP
+    WHILE v_taken < p_limit AND v_more IS NOT TRUE LOOP
         IF v_state.at_xid >= pg_snapshot_xmax(v_state.hi) THEN
             EXIT WHEN v_fresh;
             -- step 4: the next window
@@ -213,9 +221,13 @@ BEGIN
                 v_open := open_queue_slots();
             END IF;
         END IF;
-        -- step 6: the rows
+        -- step 6: the rows. The blocks only read, so their subtransactions get no id and leave no trace. internal_error is class XX: damage.
         v_ranges := window_ranges(v_state);
-        v_rows := CASE WHEN cardinality(v_open) = 1 AND NOT v_guarded THEN find_ready_rows(v_open[1], p_lane_id, v_ranges, p_limit - v_taken) END;
+        BEGIN
+            v_rows := CASE WHEN cardinality(v_open) = 1 AND NOT v_guarded THEN find_ready_rows(v_open[1], p_lane_id, v_ranges, p_limit - v_taken) END;
+        EXCEPTION WHEN internal_error THEN
+            v_rows := NULL;
+        END;
         IF v_rows.plain THEN
             v_found := v_rows.n;
             IF v_rows.bytes > p_max_bytes - v_bytes THEN
@@ -234,14 +246,21 @@ BEGIN
                 v_moved := true;
             END IF;
         ELSE
-            v_all := pick_ready_keys(v_open, p_lane_id, v_ranges, CASE WHEN v_guarded THEN least(p_limit - v_taken, max_job_keys()) ELSE p_limit - v_taken END,
-                                     p_max_bytes - v_bytes, p_places + v_taken = 0, v_guarded, max_job_keys() - coalesce(cardinality(v_state.skipped_job_ids), 0));
+            BEGIN
+                v_all := pick_ready_keys(v_open, p_lane_id, v_ranges, CASE WHEN v_guarded THEN least(p_limit - v_taken, max_job_keys()) ELSE p_limit - v_taken END,
+                                         p_max_bytes - v_bytes, p_places + v_taken = 0, v_guarded, max_job_keys() - coalesce(cardinality(v_state.skipped_job_ids), 0), true);
+                v_read := ARRAY(SELECT read_ready_rows(p.slot, p_lane_id, p.xids, p.job_ids, p.places, true) FROM unnest(v_all.picks) p);
+            EXCEPTION WHEN internal_error THEN
+                -- A body among them cannot be read, so its size is not known either: few, then, and one by one.
+                v_all := pick_ready_keys(v_open, p_lane_id, v_ranges, least(p_limit - v_taken, largest_jobs_within(p_max_bytes - v_bytes, p_places + v_taken = 0)),
+                                         NULL, true, v_guarded, max_job_keys() - coalesce(cardinality(v_state.skipped_job_ids), 0), false);
+                v_read := ARRAY(SELECT read_ready_rows_singly(p.slot, p_lane_id, p.xids, p.job_ids, p.places) FROM unnest(v_all.picks) p);
+            END;
             v_more := v_all.more;
             v_moved := v_moved OR v_all.picks IS NOT NULL OR v_all.at_xid IS NOT NULL OR v_all.skipped_job_ids IS NOT NULL;
             v_state.skipped_xids := v_state.skipped_xids || v_all.skipped_xids;
             v_state.skipped_job_ids := v_state.skipped_job_ids || v_all.skipped_job_ids;
             v_slots := ARRAY(SELECT p.slot FROM unnest(v_all.picks) p);
-            v_read := ARRAY(SELECT read_ready_rows(p.slot, p_lane_id, p.xids, p.job_ids, p.places) FROM unnest(v_all.picks) p);
             RETURN QUERY SELECT * FROM record_claim_batches(p_instance, p_nonce, p_queue, p_lane_id, v_slots, v_read, p_places + v_taken);
             SELECT v_taken + coalesce(sum(r.n), 0), v_bytes + coalesce(sum(r.bytes), 0) INTO v_taken, v_bytes FROM unnest(v_read) r;
         END IF;
@@ -314,6 +333,7 @@ END $$;
 -- Returns one row a batch (status 1); last, where fewer than p_limit were found, a row of status 2 (nothing more was there) or 7
 -- (come back in some milliseconds: a lane was being claimed by another, or a bound was reached). places: NULL, or the 1-based place of each job in
 -- the order of handing out, where that is not the order of the rows; bytes: of args and metadata.
+-- A job whose stored body cannot be read is handed out with kind and args NULL, to be failed by whoever claimed it; its neighbours as always.
 -- Locks: claim mutexes of the lanes, current slots (all tried). Waits for nobody. Not idempotent; after a lost answer p_nonce finds the batches.
 CREATE FUNCTION claim(p_instance bigint, p_nonce bigint, p_queues text[], p_limit int, p_max_bytes int) RETURNS SETOF claimed_batch
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -96,13 +96,14 @@ SELECT pg_temp.create_slot_function(16, $sig$
         RETURN true;
 $branch$);
 
--- Writes the terminal fact of a job that ends without a claimed attempt, with its body.
+-- Writes the terminal fact of a job that ends without a claimed attempt, with its body, or what is left of it: args are null then, and its history says so.
 SELECT pg_temp.create_slot_function(16, $sig$
-    insert_wide_done_entry(p_slot int, p_job_id bigint, p_run_lease int, p_attempt smallint, p_state job_state, p_body job_body) RETURNS boolean
+    insert_wide_done_entry(p_slot int, p_job_id bigint, p_lane_id bigint, p_run_lease int, p_attempt smallint, p_state job_state, p_body job_body) RETURNS boolean
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         INSERT INTO done_entries_00 (job_id, run_lease, lane_id, finalized_at, state, attempt, kind, payload, args, metadata, max_attempts, created_at, traceparent, ordering_key)
-        VALUES (p_job_id, p_run_lease, p_body.lane_id, clock_timestamp(), p_state, p_attempt, p_body.kind, p_body.payload, p_body.args, p_body.metadata, p_body.max_attempts,
-                p_body.created_at, p_body.traceparent, p_body.ordering_key);
+        VALUES (p_job_id, p_run_lease, p_lane_id, clock_timestamp(), p_state, p_attempt, coalesce(p_body.kind, ''),
+                CASE WHEN p_body.args IS NULL THEN unreadable_history(p_attempt, clock_timestamp()) ELSE p_body.payload END, coalesce(p_body.args, 'null'), p_body.metadata,
+                p_body.max_attempts, p_body.created_at, p_body.traceparent, p_body.ordering_key);
         RETURN true;
 $branch$);
 
@@ -122,22 +123,31 @@ BEGIN
         RETURN 7;   -- it moved on meanwhile: look again
     END IF;
     PERFORM bury_ready_row(v_place.slot, v_place.lane_id, v_place.xid, p_job_id);
-    PERFORM insert_wide_done_entry((enter_queue_slot() & 15)::int, p_job_id, v_place.run_lease, v_place.attempt, 'cancelled', read_job_body(v_place.slot, p_job_id, v_place.run_lease));
+    PERFORM insert_wide_done_entry((enter_queue_slot() & 15)::int, p_job_id, v_place.lane_id, v_place.run_lease, v_place.attempt, 'cancelled',
+                                   read_what_is_left(v_place.slot, p_job_id, v_place.run_lease));
     RETURN 1;
+END $$;
+
+-- Ends a deferred job, whose row the caller has locked, as p_state.
+CREATE FUNCTION end_deferred(p_job_id bigint, p_state job_state) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_body job_body := read_deferred_body(p_job_id);
+    v_job record;
+BEGIN
+    DELETE FROM deferred_jobs WHERE job_id = p_job_id RETURNING lane_id, run_lease, attempt INTO v_job;
+    PERFORM insert_wide_done_entry((enter_queue_slot() & 15)::int, p_job_id, v_job.lane_id, v_job.run_lease, v_job.attempt, p_state, v_body);
 END $$;
 
 -- Cancels a deferred job; a row that somebody else is moving or cancelling is BUSY.
 CREATE FUNCTION cancel_deferred(p_job_id bigint) RETURNS smallint
 LANGUAGE plpgsql VOLATILE AS $$
-DECLARE
-    v_job deferred_jobs;
 BEGIN
-    DELETE FROM deferred_jobs WHERE job_id = (SELECT job_id FROM deferred_jobs WHERE job_id = p_job_id FOR UPDATE SKIP LOCKED) RETURNING * INTO v_job;
+    PERFORM FROM deferred_jobs WHERE job_id = p_job_id FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 7;
     END IF;
-    PERFORM insert_wide_done_entry((enter_queue_slot() & 15)::int, p_job_id, v_job.run_lease, v_job.attempt, 'cancelled',
-        (v_job.lane_id, v_job.created_at, v_job.max_attempts, v_job.kind, v_job.args, v_job.metadata, v_job.payload, v_job.traceparent, v_job.ordering_key)::job_body);
+    PERFORM end_deferred(p_job_id, 'cancelled');
     RETURN 1;
 END $$;
 

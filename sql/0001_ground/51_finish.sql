@@ -9,6 +9,8 @@
 --   proxy lost   a retry, recorded as that error, that is no crash; only rescue ends an attempt so (0002_liveness)
 -- Crashes are in a row until an attempt ends by its worker's own word, with retry or snooze: a released or proxy-lost one says nothing.
 -- run_lease grows with every claim and never returns, so an old receipt can never end a newer attempt.
+-- A job whose stored body cannot be read any more is failed, whatever the outcome would have made of it (cancel stays cancel): there is nothing left to run.
+-- Its history is that error alone. The closure records the outcome that was asked for, so that its repetition is ALREADY_DONE.
 
 CREATE FUNCTION max_delay_ms() RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 30 * 86400000::bigint $$;
 
@@ -30,6 +32,11 @@ LANGUAGE sql STABLE AS $$
                         WITH ORDINALITY all_of(e, ord) ORDER BY ord DESC LIMIT 20) kept))
 $$;
 
+-- The history of a job of which that is all that is left.
+CREATE FUNCTION unreadable_history(p_attempt int, p_now timestamptz) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT add_error(NULL, p_attempt, 'unreadable: the stored body of the job cannot be read', p_now)
+$$;
+
 -- Puts a job aside until p_due_at.
 CREATE FUNCTION insert_deferred(p_job_id bigint, p_due_at timestamptz, p_state job_state, p_run_lease int, p_attempt smallint, p_body job_body) RETURNS void
 LANGUAGE sql VOLATILE AS $$
@@ -43,12 +50,17 @@ CREATE FUNCTION end_attempt(p_batch claim_batch, p_job_id bigint, p_run_lease in
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
-    v_body job_body := read_job_body(p_batch.ready_slot, p_job_id, p_run_lease - 1);
+    v_body job_body := read_what_is_left(p_batch.ready_slot, p_job_id, p_run_lease - 1);
+    v_unreadable boolean := v_body.args IS NULL;
     v_snoozes int := coalesce((v_body.payload ->> 'snoozes')::int, 0);
     v_error text := CASE p_outcome WHEN 7 THEN 'worker lost' WHEN 8 THEN 'proxy lost' ELSE p_error END;
     v_to_retry boolean := p_outcome IN (2, 7, 8);
     v_crashes int := 0;             -- in a row, this one included
 BEGIN
+    IF v_unreadable THEN
+        v_body.kind := coalesce(v_body.kind, '');
+        v_body.payload := unreadable_history(p_attempt, v_now);
+    END IF;
     IF v_to_retry OR p_outcome = 4 OR p_outcome = 5 AND v_error IS NOT NULL THEN
         v_body.payload := add_error(v_body.payload, p_attempt, coalesce(v_error, ''), v_now);
     END IF;
@@ -61,7 +73,7 @@ BEGIN
     ELSIF p_outcome IN (2, 3) THEN
         v_body.payload := v_body.payload - 'crashes';
     END IF;
-    IF p_outcome = 4 OR v_to_retry AND p_attempt >= v_body.max_attempts OR v_crashes >= crash_limit() THEN
+    IF p_outcome = 4 OR v_unreadable AND p_outcome <> 5 OR v_to_retry AND p_attempt >= v_body.max_attempts OR v_crashes >= crash_limit() THEN
         PERFORM insert_done_entry(p_batch.ready_slot, p_job_id, p_run_lease, p_batch.lane_id, p_batch.claimed_at, v_now, 'failed', p_attempt, v_body.kind, v_body.payload);
     ELSIF p_outcome = 5 THEN
         PERFORM insert_done_entry(p_batch.ready_slot, p_job_id, p_run_lease, p_batch.lane_id, p_batch.claimed_at, v_now, 'cancelled', p_attempt, v_body.kind, v_body.payload);

@@ -27,10 +27,12 @@ CREATE FUNCTION move_what_can_be(p_slot int, p_now timestamptz, p_job_ids bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_half CONSTANT int := cardinality(p_job_ids) / 2;
+    v_damaged boolean;      -- class XX: the body cannot be read, and never will be
 BEGIN
     BEGIN
         RETURN move_deferred(p_slot, p_now, p_job_ids);
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR internal_error THEN
+        v_damaged := SQLSTATE LIKE 'XX%';
         IF v_half = 0 THEN
             RAISE WARNING 'job % could not be promoted: % (SQLSTATE %)', p_job_ids[1], SQLERRM, SQLSTATE;
         END IF;
@@ -38,7 +40,11 @@ BEGIN
     IF v_half > 0 THEN
         RETURN move_what_can_be(p_slot, p_now, p_job_ids[:v_half]) || move_what_can_be(p_slot, p_now, p_job_ids[v_half + 1:]);
     END IF;
-    UPDATE deferred_jobs SET due_at = p_now + promote_again_after() WHERE job_id = p_job_ids[1];
+    IF v_damaged THEN
+        PERFORM end_deferred(p_job_ids[1], 'failed');
+    ELSE
+        UPDATE deferred_jobs SET due_at = p_now + promote_again_after() WHERE job_id = p_job_ids[1];
+    END IF;
     RETURN '{}';
 END $$;
 

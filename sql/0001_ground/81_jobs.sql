@@ -1,6 +1,6 @@
 -- One job by its id.
 
--- A job's state and body; no row when it never existed or was pruned. Reads only, waits for a prune in progress at most.
+-- A job's state and body; no row when it never existed or was pruned. A body that cannot be read is NULL, with a warning. Reads only, waits for a prune in progress at most.
 CREATE FUNCTION get_job(p_job_id bigint)
 RETURNS TABLE (job_id bigint, queue text, kind text, state job_state, priority smallint, attempt smallint, max_attempts smallint, run_lease int, args json, metadata json,
                payload jsonb, traceparent text, ordering_key text, created_at timestamptz, due_at timestamptz, attempted_at timestamptz, finalized_at timestamptz)
@@ -15,10 +15,10 @@ BEGIN
         RETURN;
     END IF;
     IF v_place.state IN ('scheduled', 'retryable') THEN
-        SELECT d.lane_id, d.created_at, d.max_attempts, d.kind, d.args, d.metadata, d.payload, d.traceparent, d.ordering_key INTO v_body FROM deferred_jobs d WHERE d.job_id = p_job_id;
+        v_body := read_deferred_body(p_job_id);
         SELECT d.due_at INTO v_due_at FROM deferred_jobs d WHERE d.job_id = p_job_id;
     ELSE
-        v_body := read_job_body(v_place.slot, p_job_id, v_place.run_lease - CASE WHEN v_place.state = 'available' THEN 0 ELSE 1 END);
+        v_body := read_what_is_left(v_place.slot, p_job_id, v_place.run_lease - CASE WHEN v_place.state = 'available' THEN 0 ELSE 1 END);
         SELECT d.payload INTO v_history FROM done_entries d WHERE d.ready_slot = v_place.slot AND d.job_id = p_job_id AND d.run_lease = v_place.run_lease;
         IF v_body.kind IS NULL THEN
             SELECT d.lane_id, d.created_at, d.max_attempts, d.kind, d.args, d.metadata, d.payload, d.traceparent, d.ordering_key INTO v_body
