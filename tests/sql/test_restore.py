@@ -101,6 +101,18 @@ def test_trap_56_every_job_runs_once_after_the_remedy(old, young_cluster, first_
     moved.close()
 
 
+def test_trap_56_maintenance_before_the_remedy_loses_nothing(old, young_cluster):
+    """States and bodies of the other cluster prove nothing, so no slot with bodies that wait is closed."""
+    moved = move(old, young_cluster)
+    extra = moved.enqueue(2)
+    for _ in range(4):
+        moved.maintain()
+    moved.rows("SELECT awa.rebase()")
+    assert moved.counts() == COUNTS | {"available": 7}
+    assert_everything_runs_once(moved, old, extra)
+    moved.close()
+
+
 def test_trap_38_dump_and_restore_beside_the_original(old, cluster):
     """Transaction ids are not behind here, so nothing has to be repaired."""
     moved = move(old, cluster)
