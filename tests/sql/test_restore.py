@@ -103,12 +103,17 @@ def test_trap_56_every_job_runs_once_after_the_remedy(old, young_cluster, first_
 
 def test_trap_56_maintenance_before_the_remedy_loses_nothing(old, young_cluster):
     """States and bodies of the other cluster prove nothing, so no slot with bodies that wait is closed."""
+    old.rotate()
+    alone = old.enqueue(2, queue="alone")
     moved = move(old, young_cluster)
+    for _ in range(4):
+        moved.maintain()
     extra = moved.enqueue(2)
     for _ in range(4):
         moved.maintain()
     moved.rows("SELECT awa.rebase()")
     assert moved.counts() == COUNTS | {"available": 7}
+    assert moved.work(["alone"]) == alone
     assert_everything_runs_once(moved, old, extra)
     moved.close()
 
