@@ -9,8 +9,7 @@ import secrets
 import psycopg2
 import pytest
 
-from engine import (BUSY, CANCEL, COMPLETE, DAY_MS, DONE, EMPTY, FAIL, PROXY_LOST, RELEASE, RETRY, SNOOZE, STALE,
-                    WORKER_LOST, ALREADY_DONE, ids_of)
+from engine import ALREADY_DONE, CANCEL, DAY_MS, DONE, EMPTY, FAIL, RELEASE, RETRY, SNOOZE, STALE, WORKER_LOST
 from postgres import connected
 
 LARGE = f'"{random.Random(1).randbytes(3000).hex()}"'   # does not compress into its row
