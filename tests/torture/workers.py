@@ -517,7 +517,8 @@ class Canceller(Worker):
 
 
 # Makes what waits for the policy's backoff due at once.
-TIME_FLIES = ("UPDATE deferred_jobs SET due_at = clock_timestamp() WHERE job_id IN (SELECT job_id FROM deferred_jobs"
+# With its own transaction's id, as every writer: a promotion that passes the new time before this commits finds the row by it.
+TIME_FLIES = ("UPDATE deferred_jobs SET due_at = clock_timestamp(), xid = pg_current_xact_id() WHERE job_id IN (SELECT job_id FROM deferred_jobs"
               " WHERE due_at > clock_timestamp() + interval '1 s' LIMIT 500 FOR UPDATE SKIP LOCKED)")
 
 
