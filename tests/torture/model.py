@@ -145,7 +145,7 @@ class Model:
         for job, lease, outcome, status in self.answers:
             known = self.jobs[job]
             ends = ({known.ends[lease]} if lease in known.ends else known.unsure.get(lease, set())) | (
-                {"cancel"} if known.cancels or known.maybe_cancelled else set())
+                {"cancel"} if known.cancels else set())
             right = {ALREADY_DONE: outcome in ends, STALE: bool(ends - {outcome}), NOT_FOUND: bool(ends)}[status]
             if not right:
                 self.problem(f"outcome {outcome} of ({job}, {lease}) was answered {status}, accepted was {ends or 'nothing'}")
@@ -161,7 +161,7 @@ class Model:
                 if outcome in known.unsure.get(lease, ()):
                     known.ends[lease] = outcome
                     self.counts["accepted"] += 1
-                elif not (outcome == "cancel" and (known.cancels or known.maybe_cancelled)):
+                elif not (outcome == "cancel" and known.cancels):
                     self.problem(f"attempt ({job}, {lease}) ended as {outcome}, but nobody was told so")
             elif known.ends[lease] != outcome:
                 self.problem(f"attempt ({job}, {lease}) ended as {outcome}, accepted was {known.ends[lease]}")
@@ -170,7 +170,7 @@ class Model:
         """Those whose evidence was pruned: they ended, and nobody but the rescue can have done it, or a cancel."""
         for job, lease in self.doomed - open_attempts:
             known = self.jobs[job]
-            if lease not in known.ends and (lease < max(known.leases) or not (known.cancels or known.maybe_cancelled)):
+            if lease not in known.ends and (lease < max(known.leases) or not known.cancels):
                 known.ends[lease] = "proxy lost"
         self.doomed &= open_attempts
 
