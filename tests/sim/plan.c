@@ -64,7 +64,7 @@ static void draw_clients(struct plan *plan, struct dice *dice)
 {
     static const uint64_t thoughts_us[] = {500, 5000, 50000, 1000000};
     static const size_t jobs[] = {1, 3, 10, 120};
-    static const size_t sizes_bytes[] = {200, 100 * 1024, ARGS_BYTES_MAX};
+    static const size_t sizes_bytes[] = {200, (size_t)100 * 1024, ARGS_BYTES_MAX};
 
     plan->think_us = thoughts_us[dice_below(dice, 4)];
     plan->jobs_max = (unsigned)one_of(dice, jobs, 4);

@@ -427,7 +427,7 @@ static void who_does_not_read_waits_no_longer_than_it_asked_to(void **state)
 
     claim(world, slow, 10, 1, 100);
     turn(world);
-    wait_us(world, 100 * US_PER_MS); /* overdue, its call is in flight */
+    wait_us(world, (uint64_t)100 * US_PER_MS); /* overdue, its call is in flight */
     claim(world, slow, 11, 1, 200);
     claim(world, slow, 12, 1, 0);
     wait_us(world, 1);
@@ -439,7 +439,7 @@ static void who_does_not_read_waits_no_longer_than_it_asked_to(void **state)
     assert_int_equal(answer_to(world, 1, 10)->count, 0);
     assert_int_equal(answer_to(world, 1, 12)->count, 0);
     assert_null(answer_to(world, 1, 11));
-    wait_us(world, 200 * US_PER_MS);
+    wait_us(world, (uint64_t)200 * US_PER_MS);
     assert_int_equal(answer_to(world, 1, 11)->count, 0);
     assert_null(call_of(world, DB_CLAIM));
     assert_int_equal(world->core.broker.idle.count, 1);
