@@ -269,6 +269,7 @@ static void log_counters(void *ctx)
     struct core_counters counters = core_counters(&server->core);
     uint64_t up_us = clock_mono_us() - server->started_us;
 
+    log_make_room();
     log_event(LOG_INFO, "counters", "up_s=%llu deadlock_retries=%llu unreadable_jobs=%llu",
               (unsigned long long)(up_us / US_PER_S), (unsigned long long)counters.deadlock_retries,
               (unsigned long long)counters.unreadable_jobs);
@@ -305,6 +306,7 @@ static void on_stop_signal(void *ctx)
     struct server *server = ctx;
 
     if (server->drain_since_us == 0) {
+        log_make_room();
         log_event(LOG_INFO, "draining", "sessions=%zu timeout_ms=%u", net_count(server->net),
                   server->settings->conf.drain_timeout_ms);
         server->drain_since_us = clock_mono_us();

@@ -56,6 +56,11 @@ static bool within_budget(void)
     return true;
 }
 
+void log_make_room(void)
+{
+    log_state.lines = 0;
+}
+
 /* What is used after snprintf wanted to write so much. */
 static size_t used_after(size_t used, int written)
 {

@@ -26,6 +26,10 @@ void log_set_format(enum log_format format);
 
 void log_event(enum log_level level, const char *event, const char *format, ...) PRINTF_LIKE(3, 4);
 
+/* So that what is said next is not dropped, whatever was said in this second: for what a person has
+ * asked for, and for the end. */
+void log_make_room(void);
+
 /* The one line that a supervisor waits for: whatever the level is, and with nothing before "ready".
  */
 void log_ready(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -1,12 +1,15 @@
-/* log: a logfmt line as a JSON object. */
+/* log: a logfmt line as a JSON object; and what is never dropped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "base/log_json.h"
 
 static void becomes(const char *line, const char *expected)
@@ -65,9 +68,36 @@ static void the_longest_line_fits(void **state)
     assert_in_range(log_json(out, line), 1, sizeof out);
 }
 
+/* Whether the last words of a talkative second are in the log. */
+static bool says_the_end(void)
+{
+    char text[64 * 1024];
+    FILE *file = tmpfile();
+    int before = dup(STDERR_FILENO);
+
+    assert_true(file != NULL && before >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+    for (int i = 0; i < 4 * LOG_LINES_PER_S; i++)
+        log_event(LOG_ERROR, "noise", "i=%d", i);
+    log_make_room();
+    log_event(LOG_INFO, "end", "clean=%s", "yes");
+    assert_int_equal(dup2(before, STDERR_FILENO), STDERR_FILENO);
+    close(before);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return strstr(text, "event=end ") != NULL;
+}
+
+static void what_room_was_made_for_is_not_dropped(void **state)
+{
+    (void)state;
+    assert_true(says_the_end());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_room_was_made_for_is_not_dropped),
         cmocka_unit_test(pairs_become_members),
         cmocka_unit_test(only_whole_numbers_are_numbers),
         cmocka_unit_test(what_was_cut_is_still_an_object),
