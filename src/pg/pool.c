@@ -142,7 +142,8 @@ static bool has_connection(const struct pool *pool)
     return false;
 }
 
-void pool_open_one(struct pool *pool)
+/* Makes sure that one connection is there or on its way. */
+static void open_one(struct pool *pool)
 {
     if (!has_connection(pool))
         open_another(pool);
@@ -390,7 +391,7 @@ void pool_reap(struct pool *pool)
     if (pool->waiting.count > 0)
         fail_waiting(pool, clock_mono_us() - wait_us);
     if (!has_connection(pool))
-        pool_open_one(pool); /* the first is kept, so that what comes next finds it */
+        open_one(pool); /* the first is kept, so that what comes next finds it */
 }
 
 /* ---- calls ---- */

@@ -45,9 +45,6 @@ struct pool *pool_new(const struct pool_setup *setup);
 /* Calls that still wait are failed as NOT_DONE; none may be running. */
 void pool_free(struct pool *pool);
 
-/* Makes sure that one connection is there or on its way. */
-void pool_open_one(struct pool *pool);
-
 void pool_submit(struct pool *pool, struct pipe_call *call);
 
 /* How many further calls could start at once. */
