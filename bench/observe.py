@@ -5,6 +5,7 @@ import re
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 
 FLOOR_CLIENTS = 32
@@ -72,11 +73,55 @@ def scalar(cursor, query, *arguments):
     return cursor.fetchone()[0]
 
 
+class DiskWatch:
+    """For how long the disk below a folder stood still: requests under way, and none ended, between
+    two looks 10 ms apart. A disk that others share does so for tens or hundreds of milliseconds, and
+    every commit with it. None where Linux does not tell, as for a file system without a device."""
+    PERIOD_S = 0.01
+
+    def __init__(self, folder):
+        device = os.stat(folder).st_dev
+        self.file = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+        self.stalled_s = 0.0
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def start(self):
+        self.thread.start()
+
+    def stop(self):
+        """Seconds of standstill since the start."""
+        self.done.set()
+        self.thread.join()
+        return None if self.stalled_s is None else round(self.stalled_s, 2)
+
+    def watch(self):
+        try:
+            before = self.look()
+            while not self.done.wait(self.PERIOD_S):
+                now = self.look()
+                self.stalled_s += self.standstill_s(before, now)
+                before = now
+        except OSError:
+            self.stalled_s = None
+
+    def look(self):
+        """The time, how many requests have ended, how many are under way."""
+        fields = [int(field) for field in self.file.read_text().split()]
+        return time.monotonic(), fields[0] + fields[4], fields[8]
+
+    @staticmethod
+    def standstill_s(before, now):
+        stands_still = now[1] == before[1] and before[2] > 0 and now[2] > 0
+        return now[0] - before[0] if stands_still else 0
+
+
 class Meter:
     """Readings before and after the measured part, and their difference a job."""
 
-    def __init__(self, cursor, proxy_pid, load_pid):
+    def __init__(self, cursor, folder, proxy_pid, load_pid):
         self.cursor = cursor
+        self.disk = DiskWatch(folder)
         self.pids = {"proxy": proxy_pid, "load": load_pid}
 
     def start(self):
@@ -85,8 +130,10 @@ class Meter:
         self.cpu_before = self.cpu_s()
         self.stolen_before_s = stolen_s()
         self.lsn_before = scalar(self.cursor, "SELECT pg_current_wal_insert_lsn()")
+        self.disk.start()
 
     def stop(self, jobs):
+        disk_stalled_s = self.disk.stop()
         wal_bytes = int(scalar(self.cursor,
                                "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)",
                                self.lsn_before))
@@ -101,6 +148,7 @@ class Meter:
                                 "ms_per_call": round(found["ms"] / max(1, found["calls"]), 3)}
                         for stage, found in stages.items()},
                 "stolen_s": round(stolen, 2),
+                "disk_stalled_s": disk_stalled_s,
                 "cpu_s": {name: round(cpu_after[name] - self.cpu_before[name], 2)
                           for name in cpu_after}}
 

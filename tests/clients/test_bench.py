@@ -89,6 +89,36 @@ def test_a_lie_is_exit_code_1(build, fake, options, complaint):
     assert complaint in done.stderr
 
 
+STAT = "{reads} 0 9 9 {writes} 0 9 9 {under_way} 9 9 0 0 0 0 0 0\n"
+
+
+@pytest.mark.parametrize("before, now, expected", [
+    ({"under_way": 1}, {"under_way": 2}, 0.5),
+    ({"under_way": 1}, {"under_way": 0}, 0),
+    ({"under_way": 0}, {"under_way": 1}, 0),
+    ({"under_way": 1}, {"under_way": 1, "writes": 6}, 0),
+    ({"under_way": 1}, {"under_way": 1, "reads": 8}, 0),
+], ids=["stands-still", "ended", "began", "a-write-ended", "a-read-ended"])
+def test_a_disk_stands_still_when_it_has_requests_and_ends_none(build, monkeypatch, tmp_path, before, now, expected):
+    monkeypatch.syspath_prepend(str(build.parents[1] / "bench"))
+    observe = importlib.import_module("observe")
+    watch = observe.DiskWatch(tmp_path)
+    watch.file = tmp_path / "stat"
+    looks = []
+    for at_s, look in ((1.0, before), (1.5, now)):
+        watch.file.write_text(STAT.format(**({"reads": 7, "writes": 5} | look)))
+        looks.append((at_s, *watch.look()[1:]))
+    assert watch.standstill_s(*looks) == expected
+
+
+def test_a_file_system_without_a_device_has_no_standstill_to_tell(build, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(build.parents[1] / "bench"))
+    watch = importlib.import_module("observe").DiskWatch(tmp_path)
+    watch.file = tmp_path / "missing"
+    watch.start()
+    assert watch.stop() is None
+
+
 @pytest.fixture
 def ledger(build, monkeypatch):
     """The ledger of `bench restart`, with two jobs that are acknowledged as 11 and 12."""
