@@ -77,10 +77,10 @@ enum {
     OUTPUT_STALL_MS = 30 * 1000, /* a peer that reads nothing for so long is gone */
     IDLE_TIMEOUT_MS = 60 * 1000, /* no frame and no claim waiting */
     HEARTBEAT_MS = IDLE_TIMEOUT_MS / 3,
-    LINGER_MS = 2 * 1000,  /* for the last answer of a closing connection */
-    ACCEPT_PAUSE_MS = 200, /* out of file descriptors */
-    REQUEST_MS =
-        30 * 1000, /* an enqueue, finish or count that keeps failing is answered after this */
+    LINGER_MS = 2 * 1000,   /* for the last answer of a closing connection */
+    ACCEPT_PAUSE_MS = 200,  /* out of file descriptors */
+    REQUEST_MS = 30 * 1000, /* an enqueue or finish that keeps failing is answered after this, and a
+                               count that nobody has come to */
     CALL_CLAIM_MS = 10 * 1000, /* a claim holds the mutexes of its lanes until it is given up */
     CALL_MS = 15 * 1000,       /* any other call for clients; both from the moment that the answers
                                   before it on its connection are there */

@@ -1,10 +1,17 @@
 """Connections that go wrong: the code tells what is known about the request."""
+import inspect
+import pathlib
+import re
 import threading
 
 import pytest
 
+import awa
 import awa_pb2 as pb
 import drivers
+from awa import types
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def play(fake, script):
@@ -176,3 +183,20 @@ def test_enqueue_splits_by_the_limits(driver, fake):
     jobs[4]["args"] = jobs[5]["args"] = large
     assert driver.enqueue(*jobs) == [(number, "OK", "") for number in range(1, 7)]
     assert seen == [3, 2, 1]        # by number, then by bytes
+
+
+def milliseconds(path, name):
+    """The constant of this name in a C source: a number, or a product of two."""
+    factors = re.search(rf"\b{name} =\s+(\d+)(?: \* (\d+))?[,;]", (ROOT / path).read_text(encoding="utf-8"))
+    return int(factors[1]) * int(factors[2] or 1)
+
+
+def test_clients_wait_for_the_proxy_to_give_up():
+    """While Postgres is away it says after REQUEST_MS that surely nothing was done, or after the call
+    that is under way then. A client that gives up earlier would call that unknown."""
+    latest_ms = sum(milliseconds(path, name) for path, name in (
+        ("src/base/limits.h", "REQUEST_MS"), ("src/base/limits.h", "CALL_MS"), ("src/pg/pool.c", "WAIT_MS")))
+    python_ms = inspect.signature(awa.Client).parameters["timeout"].default // types.MILLISECOND
+    c_ms = milliseconds("clients/c/src/connection.c", "DEFAULT_REQUEST_TIMEOUT_MS")
+    assert f"0: {c_ms:,}" in (ROOT / "clients/c/include/awa.h").read_text(encoding="utf-8")
+    assert min(python_ms, c_ms) > latest_ms

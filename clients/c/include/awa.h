@@ -79,7 +79,7 @@ struct awa_connect_options {
     const char *worker_name;          // for operators (no proxy shows it yet); NULL: none
     const struct awa_session *resume; // to get back what it holds; NULL: a new session
     int connect_timeout_ms;           // socket and handshake together; 0: 5,000
-    int request_timeout_ms;           // one request, beyond what it asks to wait; 0: 30,000
+    int request_timeout_ms;           // one request, beyond what it asks to wait; 0: 60,000
     bool safe; // each enqueue has a random idempotency key: never twice, but slower
 };
 

@@ -20,7 +20,9 @@ enum {
     PROTOCOL_MINOR = 0,
     HELLO_MAX_FRAME_BYTES = 1 << 20, // until the proxy has told its limit
     DEFAULT_CONNECT_TIMEOUT_MS = 5000,
-    DEFAULT_REQUEST_TIMEOUT_MS = 30000,
+    // The proxy itself says after 30 s that nothing was done, or up to 20 s later: who gives up
+    // earlier does not learn it.
+    DEFAULT_REQUEST_TIMEOUT_MS = 60000,
     BACKOFF_MIN_MS = 100,
     BACKOFF_MAX_MS = 5000,
 };

@@ -17,6 +17,9 @@ from .types import (MILLISECOND, EnqueueResult, FinishResult, Job, NewJob, Outco
 
 JOB_OVERHEAD_BYTES = 32     # tags and lengths of one job in an Enqueue
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
+# The proxy itself says after 30 s that nothing was done, or up to 20 s later: who gives up earlier
+# does not learn it.
+REQUEST_TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Backoff:
@@ -42,7 +45,7 @@ class Client:
 
     Leaving the with block says goodbye: attempts still held go back to the queue.
 
-    timeout is what a call may take, beyond what it asks to wait itself. A call that finds the
+    timeout (60 s) is what a call may take, beyond what it asks to wait itself. A call that finds the
     connection lost connects again, to a new session, as long as the timeout permits; the pauses
     grow from 0.1 to 5 s. UNAVAILABLE: surely not done. What was sent and not answered is
     DEADLINE_EXCEEDED, not known. Only an enqueue with an idempotency key is sent again by itself;
@@ -54,7 +57,7 @@ class Client:
     """
 
     def __init__(self, address: str, *, worker_name: str = "", resume: bytes = b"",
-                 timeout: datetime.timedelta = datetime.timedelta(seconds=30),
+                 timeout: datetime.timedelta = REQUEST_TIMEOUT,
                  safe: bool = False) -> None:
         self._address, self._worker_name, self._safe = address, worker_name, safe
         self._timeout_s = timeout.total_seconds()
