@@ -16,7 +16,9 @@ static const char usage[] =
     "  --sql           only print them, as a script for psql\n"
     "  --rebase        repair a schema that was moved to another cluster; no proxy may be "
     "connected\n"
-    "  --help          this text\n";
+    "  --help          this text\n"
+    "\n"
+    "Exit code: 0 done, 1 failed, 2 used wrongly.\n";
 
 enum option_key { OPTION_DATABASE = 1, OPTION_SCHEMA, OPTION_DRY_RUN, OPTION_SQL, OPTION_REBASE };
 

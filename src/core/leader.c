@@ -122,7 +122,7 @@ static void on_duty_failed(void *ctx, enum maintenance_task task, const struct e
 
 static void on_registered(struct leader *leader, bool granted)
 {
-    if (!granted) { /* somebody looks just now whether we live */
+    if (!granted) { /* another program has our key: nothing of ours takes it */
         ask_in(leader, jittered_us(leader, REGISTER_AGAIN_MS, REGISTER_AGAIN_MS));
         return;
     }

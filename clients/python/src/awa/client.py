@@ -213,19 +213,19 @@ class Client:
         return [Job.from_wire(job) for job in answer.claim_ok.jobs]
 
     def finish(self, items: Iterable[tuple[Job, Outcome]]) -> list[FinishResult]:
-        """Ends attempts; one result an item. Safe to resend."""
+        """Ends 1 to 1,000 attempts; one result an item. Safe to resend."""
         finish = pb.Finish(items=[outcome.to_wire(job.receipt) for job, outcome in items])
         answer = self._call(pb.ClientFrame(finish=finish), "finish_ok")
         return [FinishResult.from_wire(result) for result in answer.finish_ok.results]
 
     def release(self, jobs: Iterable[Job]) -> list[FinishResult]:
-        """Hands attempts back untouched; one result a job."""
+        """Hands 1 to 1,000 attempts back untouched; one result a job."""
         release = pb.Release(receipts=[job.receipt for job in jobs])
         answer = self._call(pb.ClientFrame(release=release), "release_ok")
         return [FinishResult.from_wire(result) for result in answer.release_ok.results]
 
     def heartbeat(self, jobs: Iterable[Job]) -> list[bool]:
-        """Whether this session still holds the attempts, in order."""
+        """Whether this session still holds these 1 to 1,000 attempts, in order."""
         items = [pb.HeartbeatItem(receipt=job.receipt) for job in jobs]
         answer = self._call(pb.ClientFrame(heartbeat=pb.Heartbeat(items=items)), "heartbeat_ok")
         return [status == pb.HEARTBEAT_OK for status in answer.heartbeat_ok.statuses]

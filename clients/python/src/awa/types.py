@@ -95,7 +95,8 @@ class Job:
 
 
 class Outcome(Exception):
-    """How an attempt ends. A handler returns one or raises it; None means Complete()."""
+    """How an attempt ends. A handler returns one or raises it; None means Complete(). The error is
+    kept with the job; what is beyond 4,096 bytes of it is cut off."""
     field: ClassVar[str]
 
     def __init__(self, error: str = "", delay: datetime.timedelta | None = None) -> None:

@@ -99,8 +99,8 @@ class Worker:
         self._wake()
 
     def run(self) -> None:
-        """Reconnects by itself; raises when the first connection fails or the proxy refuses the
-        worker's requests. Call it once."""
+        """Reconnects by itself; raises when the first connection fails, the proxy refuses the
+        worker's requests, or a stopping worker has outcomes and no proxy. Call it once."""
         self._connect()
         self._pool = concurrent.futures.ThreadPoolExecutor(self._concurrency, "awa-handler")
         try:
