@@ -5,7 +5,7 @@
 -- the next generation takes any clean slot, so one slot that cannot be emptied yet does not hold up the others.
 -- The current generation is read from a sequence, whose value is generation · 16 + slot: a sequence is not MVCC, so a writer under
 -- any isolation level and any snapshot age sees where to write, and never reads the ledger. The ledger is the record, the pointer
--- follows it (rotate.sql), and a slot counts as sealed only once the pointer has moved past it.
+-- follows it (70_rotate.sql), and a slot counts as sealed only once the pointer has moved past it.
 -- Invariant: whoever writes into the current queue slot holds the slot's key, shared, until commit; so a closer that gets it
 -- exclusively, after the pointer moved, knows that no writer is left.
 
@@ -28,7 +28,7 @@ CREATE TABLE queue_ring_sealed (
     spent_job  bigint NOT NULL DEFAULT -1,
     moved_lane bigint NOT NULL DEFAULT -1        -- the newest states of the lanes up to this one lie in other slots
 );
--- Appended once a sealed slot holds nothing that a claim may need (close.sql). The hot path never looks there again.
+-- Appended once a sealed slot holds nothing that a claim may need (71_close.sql). The hot path never looks there again.
 CREATE TABLE queue_ring_closed (
     generation bigint PRIMARY KEY,
     closed_at  timestamptz NOT NULL DEFAULT clock_timestamp(),

@@ -1,7 +1,7 @@
 -- The queue ring's live half: job bodies, what was taken out of them, and how far each lane has been handed out.
 --
 -- A ready row is immutable. Its place in its lane is (xid, job_id), where xid is the transaction that inserted it: nothing is
--- numbered per lane, so an enqueue waits for nobody (claim.sql explains how a lane is walked).
+-- numbered per lane, so an enqueue waits for nobody (40_claim_walk.sql explains how a lane is walked).
 -- (job_id, run_lease) names one ready row: the attempt that a claim makes of it has run_lease + 1.
 
 SELECT pg_temp.for_each_slot(16, $ddl$

@@ -283,8 +283,8 @@ struct awa_worker_options {
     const char *name;          // for operators (no proxy shows it yet); NULL: none
     const char *const *queues; // in strict order of preference
     size_t queue_count;
-    unsigned concurrency; // handlers at once; 0: 1
-    int prefetch;         // jobs held ready beyond those; 0: as many again
+    unsigned concurrency; // handlers at once, 4,096 at most; 0: 1
+    int prefetch;         // jobs held ready beyond those, 65,536 at most; 0: as many again
     awa_handler handler;
     void *context; // passed to the handler
 };
