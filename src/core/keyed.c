@@ -1,6 +1,8 @@
 /* keyed: see keyed.h. */
 #include "core/keyed.h"
 
+#include <string.h>
+
 #include "base/mem.h"
 #include "core/layout.h"
 #include "core/session.h"
@@ -114,12 +116,24 @@ static enum settled settle(struct flush *flush, size_t at, const struct db_reply
     return SETTLED;
 }
 
-static void fail(struct batch_item *item, const struct err *err)
+/* The key is the one lock of that call that is waited for; Postgres only says that a lock was. */
+static void explain(const struct err *cause, struct err *out)
+{
+    *out = *cause;
+    if (strcmp(cause->sqlstate, "55P03") != 0)
+        return;
+    err_set(out, cause->code, "another request with this idempotency_key is under way");
+    err_set_sqlstate(out, cause->sqlstate);
+}
+
+static void fail(struct batch_item *item, const struct err *cause)
 {
     struct keyed_work *work = work_of(item);
+    struct err err;
 
+    explain(cause, &err);
     for (size_t i = 0; i < work->layout.count; i++)
-        set_error(work, i, err);
+        set_error(work, i, &err);
     answer(work);
 }
 

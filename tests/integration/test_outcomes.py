@@ -356,6 +356,18 @@ def test_key_of_a_request_with_refused_jobs(world):
     assert "first used" in again[2].error.message
 
 
+def test_key_that_another_transaction_holds(world):
+    client = world.connect()
+    with connected(world.url) as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT awa.claim_idempotency_key('key', ARRAY[1::bigint])")
+        held = enqueue(client, 2, key="key")
+        cursor.execute("ROLLBACK")
+    assert [(r.error.code, r.error.retryable, r.error.sqlstate) for r in held] == [(pb.ABORTED, True, "55P03")] * 2
+    assert "another request with this idempotency_key is under way" in held[0].error.message
+    assert len(ids_of(enqueue(client, 2, key="key"))) == 2
+
+
 def test_key_of_another_request_is_refused(world):
     client = world.connect()
     enqueue(client, 2, key="key")
