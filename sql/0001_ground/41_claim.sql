@@ -324,7 +324,7 @@ BEGIN
     v_lanes := ARRAY(SELECT lane_id FROM queue_lanes WHERE lane_id BETWEEN v_base AND v_base + 255 AND queue = p_queue);
     IF cardinality(v_lanes) > 1 THEN
         v_lanes := ARRAY(SELECT lane FROM (SELECT lane, lane_head(lane) AS head FROM (SELECT DISTINCT unnest(v_lanes) AS lane) known OFFSET 0) heads
-                          ORDER BY greatest(1, lane_priority(lane) - floor(extract(epoch FROM clock_timestamp() - head) / 60)) NULLS LAST, head, lane);
+                          ORDER BY greatest(1, lane_priority(lane) - floor(greatest(0, extract(epoch FROM clock_timestamp() - head)) / 60)) NULLS LAST, head, lane);
     END IF;
     RETURN v_lanes;
 END $$;

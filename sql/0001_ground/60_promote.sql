@@ -4,6 +4,7 @@
 -- snapshot keeps them. Rows that were not visible then and are due before that point are found by their transaction: those that were
 -- running at the last pass's snapshot and have ended, and those that began after it. A due row that somebody holds locked is
 -- stepped over and remembered; while more than 64 are, the position stays, and a pass walks again over what was moved since.
+-- When the clock has gone back since the last pass, the walk goes on from the present: what was due by the clock of then has been moved.
 
 -- Moves the given deferred jobs, whose rows the caller has locked, into the current slot (which it has entered); the lane of each.
 SELECT pg_temp.create_slot_function(16, $sig$
@@ -84,6 +85,10 @@ BEGIN
         RETURN 0;
     END IF;
     SELECT * INTO v_last FROM promotion_states ORDER BY pass_no DESC LIMIT 1;
+    IF v_last.due_at > v_now THEN
+        v_last.due_at := v_now;
+        v_last.job_id := 9223372036854775807;
+    END IF;
     v_next := (v_last.pass_no + 1, v_now, 9223372036854775807, window_end(), '{}');
     v_behind := ARRAY(SELECT d.job_id FROM due_behind(v_last, v_next.seen) b
                        CROSS JOIN LATERAL (SELECT job_id FROM deferred_jobs WHERE job_id = b.job_id FOR UPDATE SKIP LOCKED) d LIMIT p_limit);

@@ -16,6 +16,10 @@ CREATE FUNCTION claim_ring_tables() RETURNS text[] LANGUAGE sql IMMUTABLE PARALL
     SELECT ARRAY['lease_claim_batches', 'lease_claim_closure_batches', 'lease_claim_closures']
 $$;
 
+-- Whether a slot's lap still lasts. One that was opened in the future, because the clock has gone back, has had its lap: else it could last for years.
+CREATE FUNCTION is_within_lap(p_opened_at timestamptz, p_lap_ms bigint) RETURNS boolean
+LANGUAGE sql VOLATILE AS $$ SELECT clock_timestamp() >= p_opened_at AND clock_timestamp() < p_opened_at + p_lap_ms * interval '1 ms' $$;
+
 -- Rotates the queue ring if its slot is older than p_lap_ms and has bodies, and a clean slot is left.
 CREATE FUNCTION rotate_queue_ring(p_lap_ms bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
@@ -24,7 +28,7 @@ DECLARE
     v_next smallint;
 BEGIN
     SELECT * INTO v_now FROM queue_ring_slots ORDER BY generation DESC LIMIT 1;
-    IF clock_timestamp() < v_now.opened_at + p_lap_ms * interval '1 ms' OR NOT slot_has_pages(ARRAY['ready_entries'], v_now.slot) THEN
+    IF is_within_lap(v_now.opened_at, p_lap_ms) OR NOT slot_has_pages(ARRAY['ready_entries'], v_now.slot) THEN
         RETURN false;
     END IF;
     -- First the ledger, then the tables: the size of a child that is being pruned can only be had after the prune.
@@ -47,7 +51,7 @@ DECLARE
     v_next smallint;
 BEGIN
     SELECT * INTO v_now FROM claim_ring_slots ORDER BY generation DESC LIMIT 1;
-    IF clock_timestamp() < v_now.opened_at + p_lap_ms * interval '1 ms' OR NOT slot_has_pages(ARRAY['lease_claim_batches'], v_now.slot) THEN
+    IF is_within_lap(v_now.opened_at, p_lap_ms) OR NOT slot_has_pages(ARRAY['lease_claim_batches'], v_now.slot) THEN
         RETURN false;
     END IF;
     -- First the ledger, then the tables: the size of a child that is being pruned can only be had after the prune.

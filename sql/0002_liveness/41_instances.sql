@@ -46,4 +46,7 @@ BEGIN
      WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.instance = ANY (v_gone) AND r.missing_since IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE runtime_instances SET missing_since = NULL, settled_at = NULL
      WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.instance = ANY (v_back) AND r.missing_since IS NOT NULL FOR UPDATE SKIP LOCKED);
+    -- The clock has gone back since: its time begins now.
+    UPDATE runtime_instances SET missing_since = clock_timestamp()
+     WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.missing_since > clock_timestamp() FOR UPDATE SKIP LOCKED);
 END $$;

@@ -128,7 +128,8 @@ BEGIN
     SELECT * INTO v_last FROM rescue_states;
     v_pass := v_last;
     -- Once for each instance whose time was up only after a pass began: what it held is among the newest batches, behind which that pass may be already.
-    IF v_pass.generation IS NULL OR EXISTS (SELECT FROM runtime_instances WHERE instance = ANY (v_overdue) AND settled_at IS NULL
+    -- And when the clock has gone back since the pass began, because then nobody knows for whom that holds.
+    IF v_pass.generation IS NULL OR v_pass.started_at > clock_timestamp() OR EXISTS (SELECT FROM runtime_instances WHERE instance = ANY (v_overdue) AND settled_at IS NULL
                                                AND missing_since > v_pass.started_at - p_missing_ms * interval '1 ms') THEN
         v_pass := next_rescue_pass(v_last, v_overdue);
         IF v_pass.started_at IS NULL THEN
