@@ -32,13 +32,15 @@ SELECT pg_temp.create_slot_function(16, $sig$
               WHERE p_job_id = ANY (c.job_ids) AND coalesce(c.run_leases[array_position(c.job_ids, p_job_id)], 1) = p_run_lease LIMIT 1));
 $branch$);
 
--- The claim batch that holds the attempt (p_job_id, p_run_lease), if it is in this claim slot.
+-- The claim batch that holds the attempt (p_job_id, p_run_lease), if it is in this claim slot and the attempt has not ended.
 SELECT pg_temp.create_slot_function(8, $sig$
     claim_place(p_slot int, p_job_id bigint, p_run_lease int) RETURNS job_place
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN (SELECT ('running', b.ready_slot, b.lane_id, NULL, p_run_lease, coalesce(b.attempts[b.idx], 1::smallint), p_slot, b.batch_id, b.nonce, b.idx, b.claimed_at, NULL)::job_place
                   FROM (SELECT *, array_position(job_ids, p_job_id) AS idx FROM lease_claim_batches_00 WHERE p_job_id = ANY (job_ids)) b
-                 WHERE coalesce(b.run_leases[b.idx], 1) = p_run_lease LIMIT 1);
+                 WHERE coalesce(b.run_leases[b.idx], 1) = p_run_lease
+                   AND NOT EXISTS (SELECT FROM lease_claim_closure_batches_00 c WHERE c.batch_id = b.batch_id AND get_bit(c.members, b.idx - 1) = 1)
+                   AND NOT EXISTS (SELECT FROM lease_claim_closures_00 c WHERE c.batch_id = b.batch_id AND c.idx = b.idx) LIMIT 1);
 $branch$);
 
 -- Whether a lane in this state has handed out the row at (p_xid, p_job_id).
@@ -48,18 +50,18 @@ LANGUAGE sql IMMUTABLE AS $$
            AND NOT EXISTS (SELECT FROM unnest((p_state).skipped_xids, (p_state).skipped_job_ids) s(xid, job_id) WHERE s.xid = p_xid AND s.job_id = p_job_id)
 $$;
 
--- Finds a job; NULL when it never existed or was pruned. One index probe a slot, and for a job that was handed out a scan of the
--- batches of the slots concerned.
-CREATE FUNCTION locate_job(p_job_id bigint) RETURNS job_place
+-- Looks for a job in one place after the other. o_lease: the newest ready row, NULL: none; o_place: NULL when the attempt that a claim made of that
+-- row has ended, and the job was in none of the places when they were looked at.
+CREATE FUNCTION look_for_job(p_job_id bigint, OUT o_place job_place, OUT o_lease int)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_found job_place;
     v_row job_place;
-    v_place job_place;
 BEGIN
-    SELECT d.state, NULL, d.lane_id, d.xid, d.run_lease, d.attempt INTO v_found FROM deferred_jobs d WHERE d.job_id = p_job_id;
+    SELECT d.state, NULL, d.lane_id, d.xid, d.run_lease, d.attempt, NULL, NULL, NULL, NULL, NULL, NULL INTO v_found FROM deferred_jobs d WHERE d.job_id = p_job_id;
     IF FOUND THEN
-        RETURN v_found;
+        o_place := v_found;
+        RETURN;
     END IF;
     FOR s IN 0 .. 15 LOOP
         v_row := newest_ready_row(s, p_job_id);
@@ -67,18 +69,39 @@ BEGIN
             v_found := v_row;
         END IF;
     END LOOP;
-    IF v_found.slot IS NULL OR v_found.state = 'available' AND NOT is_handed_out(read_lane_state(open_queue_slots(), v_found.lane_id), v_found.xid, p_job_id) THEN
-        RETURN CASE WHEN v_found.slot IS NOT NULL THEN v_found ELSE find_wide_terminal(p_job_id) END;
+    IF v_found.state = 'available' AND NOT is_handed_out(read_lane_state(open_queue_slots(), v_found.lane_id), v_found.xid, p_job_id) THEN
+        o_place := v_found;
+        RETURN;
     END IF;
-    IF v_found.state = 'cancelled' THEN
-        RETURN find_wide_terminal(p_job_id);
+    IF v_found.state = 'available' THEN
+        o_lease := v_found.run_lease;
+        o_place := terminal_place(v_found.slot, p_job_id, o_lease + 1);
+        FOR s IN 0 .. 7 LOOP
+            EXIT WHEN o_place.state IS NOT NULL;
+            o_place := claim_place(s, p_job_id, o_lease + 1);
+        END LOOP;
     END IF;
-    v_place := terminal_place(v_found.slot, p_job_id, v_found.run_lease + 1);
-    FOR s IN 0 .. 7 LOOP
-        EXIT WHEN v_place.state IS NOT NULL;
-        v_place := claim_place(s, p_job_id, v_found.run_lease + 1);
+    IF o_place.state IS NULL THEN
+        o_place := find_wide_terminal(p_job_id);
+    END IF;
+END $$;
+
+-- Finds a job; NULL when it never existed or was pruned. One index probe a slot, and for a job that was handed out a scan of the
+-- batches of the slots concerned. A job that moves on meanwhile is looked for again: it leaves its ready rows behind, so when the newest is
+-- the same as before, there is no more of it.
+CREATE FUNCTION locate_job(p_job_id bigint) RETURNS job_place
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_look record;
+    v_lease int;
+BEGIN
+    LOOP
+        v_look := look_for_job(p_job_id);
+        IF (v_look.o_place).state IS NOT NULL OR v_look.o_lease IS NOT DISTINCT FROM v_lease THEN
+            RETURN v_look.o_place;
+        END IF;
+        v_lease := v_look.o_lease;
     END LOOP;
-    RETURN v_place;
 END $$;
 
 -- A terminal fact of a job that ended without a claimed attempt: run_lease names no ready row there.
@@ -170,6 +193,9 @@ BEGIN
             WHEN v_place.state = 'available' THEN cancel_available(job_id, v_place)
             WHEN v_place.state IN ('scheduled', 'retryable') THEN cancel_deferred(job_id)
             ELSE finish_item(v_place.claim_slot, v_place.batch_id, v_place.nonce, v_place.idx, job_id, v_place.run_lease, 5::smallint, NULL, NULL) END;
+        IF v_place.state = 'running' AND status <> 1 THEN
+            status := 7;    -- its attempt has ended meanwhile, which need not be the end of the job
+        END IF;
         RETURN NEXT;
     END LOOP;
 END $$;

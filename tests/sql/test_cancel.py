@@ -220,3 +220,85 @@ def test_trap_52_cancel_under_an_older_snapshot_is_refused(db, level):
     with pytest.raises(Exception, match=f"cancel_jobs must run under READ COMMITTED, this transaction is {level}"):
         db.cancel([1])
     db.rollback()
+
+
+class Gate:
+    """Whoever calls a function of the engine is stopped behind it, once it has its answer, until the gate opens."""
+
+    def __init__(self, db, function, arguments, result):
+        names = ", ".join(f"${i}" for i in range(1, arguments.count(",") + 2))
+        db.rows(f"ALTER FUNCTION awa.{function}({arguments}) RENAME TO {function}_itself")
+        db.rows(f"CREATE FUNCTION awa.{function}({arguments}) RETURNS awa.{result} LANGUAGE plpgsql AS $$ DECLARE v_answer awa.{result} := awa.{function}_itself({names});"
+                " BEGIN PERFORM pg_advisory_xact_lock_shared(50); RETURN v_answer; END $$")
+        self.db = db
+        self.keeper = db.session()
+
+    def during(self, call, happens):
+        """The answer of a call in a session of its own, while something happens behind the gate."""
+        caller = self.db.session()
+        caller.rows("SET lock_timeout = 0")
+        self.keeper.rows("SELECT pg_advisory_lock(50)")
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            answer = pool.submit(call, caller)
+            self.db.wait_until_blocked(caller.pid)
+            happens()
+            self.keeper.rows("SELECT pg_advisory_unlock(50)")
+            return answer.result()
+
+
+@pytest.mark.parametrize("outcome", [RETRY, SNOOZE, RELEASE])
+def test_attempt_that_ends_under_a_cancel_is_not_the_end_of_its_job(db, outcome):
+    [job_id] = db.enqueue()
+    claim = db.claim()
+    gate = Gate(db, "locate_job", "bigint", "job_place")
+    answer = gate.during(lambda caller: caller.cancel([job_id]), lambda: db.finish(claim, outcome, DAY_MS if outcome != RELEASE else None))
+    assert answer == {job_id: BUSY}
+    assert db.cancel([job_id]) == {job_id: DONE}
+    assert db.counts() == {"cancelled": 1}
+
+
+@pytest.mark.parametrize("outcome, state", [(RETRY, "retryable"), (RELEASE, "available"), (FAIL, "failed"), (COMPLETE, "completed")])
+@pytest.mark.parametrize("function, arguments", [("newest_ready_row", "int, bigint"), ("terminal_place", "int, bigint, int")])
+def test_job_that_moves_while_it_is_looked_for_is_found(db, function, arguments, outcome, state):
+    [job_id] = db.enqueue()
+    claim = db.claim()
+    gate = Gate(db, function, arguments, "job_place")
+    assert gate.during(lambda caller: state_of(caller, job_id), lambda: db.finish(claim, outcome, DAY_MS if outcome == RETRY else None)) == state
+
+
+def test_job_that_becomes_due_while_it_is_looked_at_is_seen_whole(db):
+    [job_id] = db.enqueue(args='"mine"', run_at=FUTURE)
+    db.rows("UPDATE awa.deferred_jobs SET due_at = clock_timestamp()")
+    gate = Gate(db, "locate_job", "bigint", "job_place")
+    query = "SELECT state::text, queue, args::text, due_at FROM awa.get_job(%s)"
+    assert gate.during(lambda caller: caller.rows(query, (job_id,)), db.promote) == [("available", "q", '"mine"', None)]
+
+
+def test_old_body_of_a_job_that_is_gone_says_nothing(db):
+    """Its second body was pruned with its end, the first is kept by a batch-mate that goes on running."""
+    db.enqueue(2)
+    [retried, _running] = db.claim()
+    db.finish([retried], RETRY, DAY_MS)
+    db.rotate()
+    db.rows("UPDATE awa.deferred_jobs SET due_at = clock_timestamp()")
+    db.promote()
+    assert db.complete(db.claim()) == [DONE]
+    assert state_of(db, retried.job_id) == "completed"
+    for _ in range(5):
+        db.lap()
+    assert db.counts() == {"running": 1, "completed": 1}
+    assert state_of(db, retried.job_id) is None
+    assert db.cancel([retried.job_id]) == {retried.job_id: NOT_FOUND}
+
+
+@pytest.mark.parametrize("outcome", [None, RETRY, SNOOZE])
+def test_cancelled_job_is_found_in_another_slot_than_its_body(db, outcome):
+    [job_id] = db.enqueue(args='"mine"')
+    if outcome is not None:
+        db.finish(db.claim(), outcome, DAY_MS)
+    db.rotate()
+    assert db.cancel([job_id]) == {job_id: DONE}
+    db.connection.notices.clear()
+    assert db.rows("SELECT state::text, args::text FROM awa.get_job(%s)", (job_id,)) == [("cancelled", '"mine"')]
+    assert db.connection.notices == [], "nothing is damaged"
+    assert db.cancel([job_id]) == {job_id: ALREADY_DONE}
