@@ -31,19 +31,22 @@ SELECT pg_temp.create_slot_function(16, $sig$
         RETURN true;
 $branch$);
 
--- Repairs lanes, bodies, promotion, sequences and ring pointers after a move; run once, with no proxy connected. Keeps every job.
+-- Repairs lanes, bodies, promotion, sequences and ring pointers after a move; run once, with no proxy connected: while one is, it refuses, because a claim on
+-- its way would write a lane's state of before over that of after. Keeps every job.
 -- Locks: every table it changes, against everybody, until commit; waits 10 s for them at most. Harmless to repeat, and on a cluster that
 -- the schema was not moved to.
 CREATE FUNCTION rebase() RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET jit = off AS $$
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '10s' SET jit = off AS $$
 DECLARE
-    v_children text := (SELECT string_agg(format('%I.%I%s', current_schema(), t, to_char(slot, 'FM"_"00')), ', ') FROM unnest(queue_ring_tables()) t, generate_series(0, 15) slot);
+    v_children text := (SELECT string_agg(format('%I.%I', current_schema(), t || to_char(slot, 'FM"_"00')), ', ') FROM unnest(queue_ring_tables()) t, generate_series(0, 15) slot);
     v_move_age int := (SELECT min(age(xmin)) FROM schema_migrations);
     v_end pg_snapshot;
 BEGIN
     PERFORM require_read_committed('rebase');
-    PERFORM set_config('lock_timeout', '10s', true);
-    EXECUTE 'LOCK TABLE deferred_jobs, promotion_states, queue_ring_slots, queue_ring_sealed, queue_ring_closed, claim_ring_slots, prune_states, ' || v_children || ' IN ACCESS EXCLUSIVE MODE';
+    -- Before the locks, so that a system at work is not held up by them, and under them, so that none registers from here to the commit (0002_liveness).
+    PERFORM refuse_living_instances();
+    EXECUTE 'LOCK TABLE deferred_jobs, promotion_states, queue_ring_slots, queue_ring_sealed, queue_ring_closed, claim_ring_slots, prune_states, runtime_instances, ' || v_children || ' IN ACCESS EXCLUSIVE MODE';
+    PERFORM refuse_living_instances();
     PERFORM setval('queue_ring_pointer', s.generation * 16 + s.slot) FROM (SELECT * FROM queue_ring_slots ORDER BY generation DESC LIMIT 1) s;
     PERFORM setval('claim_ring_pointer', s.generation * 16 + s.slot) FROM (SELECT * FROM claim_ring_slots ORDER BY generation DESC LIMIT 1) s;
     PERFORM setval('job_id_seq', greatest((SELECT last_value FROM job_id_seq), (SELECT max(job_id) FROM ready_entries), (SELECT max(job_id) FROM deferred_jobs),

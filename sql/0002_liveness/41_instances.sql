@@ -29,6 +29,18 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Raises, with their names, when instances are alive. Reads only; locks nothing.
+CREATE FUNCTION refuse_living_instances() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_alive text := (SELECT string_agg(format('%s (instance %s)', coalesce(r.proxy, 'unnamed'), r.instance), ', ' ORDER BY r.started_at, r.instance)
+                       FROM runtime_instances r WHERE advisory_key('instance', r.instance) IN (SELECT key FROM held_keys('ShareLock')));
+BEGIN
+    IF v_alive IS NOT NULL THEN
+        RAISE EXCEPTION 'schema % has proxies connected: %', current_schema(), v_alive USING ERRCODE = 'object_in_use', HINT = 'Stop all of them first.';
+    END IF;
+END $$;
+
 -- Writes down who has gone missing and who is back. Locks rows that change until commit (skipped when locked). Waits for nobody.
 CREATE FUNCTION note_missing_instances() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$

@@ -84,13 +84,15 @@ CREATE FUNCTION next_rescue_pass(p_last rescue_states, p_overdue bigint[]) RETUR
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_newest CONSTANT bigint := (SELECT last_value FROM lease_claim_batch_id_seq);
+    -- The sequence may have been set back, by a move of the schema to another cluster.
+    v_last_newest CONSTANT bigint := least(p_last.newest, v_newest);
     v_all CONSTANT boolean := EXISTS (SELECT FROM runtime_instances WHERE instance = ANY (p_overdue) AND settled_at IS NULL);
 BEGIN
     -- Not after two passes in a row that began at the same number: a claim that had its number and was not committed in the one is found by the other.
     IF NOT v_all AND v_newest = p_last.newest AND p_last.lowest >= v_newest - rescue_overlap() THEN
         RETURN NULL;
     END IF;
-    RETURN (clock_timestamp(), v_all, v_newest, CASE WHEN v_all THEN 0 ELSE p_last.newest - rescue_overlap() END,
+    RETURN (clock_timestamp(), v_all, v_newest, CASE WHEN v_all THEN 0 ELSE v_last_newest - rescue_overlap() END,
             (SELECT max(generation) FROM claim_ring_slots), 9223372036854775807, 0, '{}', false)::rescue_states;
 END $$;
 

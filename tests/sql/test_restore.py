@@ -1,4 +1,5 @@
 """After a crash, and after the schema was moved to another cluster."""
+import concurrent.futures
 import itertools
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import psycopg2
 import pytest
 
-from engine import DONE, FAIL, Engine, Session
+from engine import DAY_MS, DONE, FAIL, Engine, Session
 from postgres import Cluster
 
 NUMBERS = itertools.count(1)
@@ -101,6 +102,19 @@ def test_trap_56_every_job_runs_once_after_the_remedy(old, young_cluster, first_
     moved.close()
 
 
+def test_trap_56_rescue_looks_at_what_is_claimed_after_the_remedy(old, young_cluster):
+    """Its walk knows how far it came by numbers that the sequence has yet to reach."""
+    old.rows("UPDATE awa.rescue_states SET newest = 5000, lowest = 4000")     # their batches have been pruned, of an instance that is forgotten
+    moved = move(old, young_cluster)
+    moved.rows("SELECT setval('awa.lease_claim_batch_id_seq', 1, false)")
+    moved.rows("SELECT awa.rebase()")
+    [job] = moved.claim(1, queues=["never"], instance=99)
+    assert job.batch_id < 4000
+    moved.rescue(missing_ms=DAY_MS)
+    assert (99,) in moved.rows("SELECT instance FROM awa.runtime_instances WHERE missing_since IS NOT NULL")
+    moved.close()
+
+
 def test_trap_56_maintenance_before_the_remedy_loses_nothing(old, young_cluster):
     """States and bodies of the other cluster prove nothing, so no slot with bodies that wait is closed."""
     old.rotate()
@@ -125,6 +139,42 @@ def test_trap_38_dump_and_restore_beside_the_original(old, cluster):
     assert_everything_runs_once(moved, old)
     moved.close()
     assert old.counts() == COUNTS
+
+
+def test_remedy_is_refused_while_proxies_live(db):
+    db.enqueue(2)
+    proxies = [db.session() for _ in range(3)]
+    for number, (proxy, name) in enumerate(zip(proxies, ["left", None, "gone"]), 11):
+        assert proxy.value("SELECT awa.register_instance(%s, %s)", (number, name))
+    proxies.pop().close()
+    lock = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'"
+    while db.value(lock) > 2:
+        pass
+    with pytest.raises(psycopg2.errors.ObjectInUse) as refusal:
+        db.rows("SELECT awa.rebase()")
+    assert refusal.value.diag.message_primary == "schema awa has proxies connected: left (instance 11), unnamed (instance 12)"
+    assert refusal.value.diag.message_hint == "Stop all of them first."
+    for proxy in proxies:
+        proxy.close()
+    while db.value(lock) > 0:
+        pass
+    db.rows("SELECT awa.rebase()")
+    assert len(db.work()) == 2
+
+
+def test_proxy_that_comes_in_the_middle_of_the_remedy_waits_for_it(db):
+    proxy, other = db.session(), db.session()
+    other.rows("SELECT awa.register_instance(12, 'other')")     # would be seen, had it come before
+    other.close()
+    while db.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ShareLock'") > 0:
+        pass
+    db.begin()
+    db.rows("SELECT awa.rebase()")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        registered = pool.submit(proxy.value, "SELECT awa.register_instance(12, 'again')")
+        db.wait_until_blocked(proxy.pid)
+        db.commit()
+        assert registered.result() is True
 
 
 def test_trap_58_reserved_ids_survive_a_crash(cluster, new_engine):
