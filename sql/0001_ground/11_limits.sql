@@ -10,10 +10,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- Whether p_json is nested deeper than p_limit: strings and scalars removed, each pass of the loop peels the innermost level off.
+-- (E'': the text of a function is read under the caller's settings, standard_conforming_strings too.)
 CREATE FUNCTION json_depth_exceeds(p_json text, p_limit int) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
-    v_brackets text := translate(regexp_replace(p_json, '"(?:[^"\\]|\\.)*"', '', 'g'), '{}', '[]');
+    v_brackets text := translate(regexp_replace(p_json, E'"(?:[^"\\\\]|\\\\.)*"', '', 'g'), '{}', '[]');
     v_before text;
 BEGIN
     v_brackets := regexp_replace(v_brackets, '[^][]', '', 'g');

@@ -128,14 +128,13 @@ $branch$);
 -- Locks the tables of a slot that have pages against everybody and returns their names for TRUNCATE; NULL when none has. Raises
 -- lock_not_available when a lock is not to be had within 10 ms.
 CREATE FUNCTION lock_slot_tables(p_tables text[], p_slot int) RETURNS text
-LANGUAGE plpgsql VOLATILE AS $$
+LANGUAGE plpgsql VOLATILE SET lock_timeout = '10ms' AS $$
 DECLARE
     v_names text;
 BEGIN
     SELECT string_agg(format('%I.%I', current_schema(), t || to_char(p_slot, 'FM"_"00')), ', ' ORDER BY t) INTO v_names
       FROM unnest(p_tables) t WHERE slot_has_pages(ARRAY[t], p_slot);
     IF v_names IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', '10ms', true);
         EXECUTE 'LOCK TABLE ' || v_names || ' IN ACCESS EXCLUSIVE MODE';
     END IF;
     RETURN v_names;

@@ -1,17 +1,26 @@
 -- Backends: who a session is, whether another one is gone, and which of them sit on locks without a word from their client.
 --
 -- An outcome that was lost with its connection is looked up only once the backend that may still commit it is gone. A pid is not enough to name a
--- backend, since it is given out again: the pair with its start time is. Nothing here needs a superuser: a role sees its own backends and may
--- end them. Statements of the hot path name ring children and so live beside them, in 0001; this migration calls them.
+-- backend, since it is given out again: the pair with its start time is. Nothing here needs a superuser: the role that logged in sees its own backends
+-- and may end them. A role that was SET does not, so it is refused: to it a backend that lives would look gone.
+-- Statements of the hot path name ring children and so live beside them, in 0001; this migration calls them.
 
 -- Who the calling session is, and which server it speaks to: job ids that were reserved before a change of server_started or timeline may be given out
 -- twice. timeline is NULL on a standby. Reads only, waits for nothing.
 CREATE FUNCTION backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int)
-LANGUAGE sql VOLATILE SET search_path FROM CURRENT AS $$
-    SELECT pg_backend_pid(), (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid()), pg_postmaster_start_time(),
-           -- Not the control file's: that is one checkpoint behind after a promotion.
-           CASE WHEN NOT pg_is_in_recovery() THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
-$$;
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+BEGIN
+    pid := pg_backend_pid();
+    started := (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid());
+    IF started IS NULL THEN
+        RAISE EXCEPTION 'role % may not see the sessions of %, which has logged in', current_user, session_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the schema, or as a member of it that inherits its rights, without SET ROLE.';
+    END IF;
+    server_started := pg_postmaster_start_time();
+    -- Not the control file's: that is one checkpoint behind after a promotion.
+    timeline := CASE WHEN NOT pg_is_in_recovery() THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END;
+    RETURN NEXT;
+END $$;
 
 -- True when the backend (p_pid, p_started) has ended, and with it whatever it was doing; else asks it to end and returns false: ask again in some
 -- milliseconds. Locks nothing, waits for nothing. Idempotent.

@@ -24,6 +24,8 @@ CREATE TABLE rescue_states (
     seen_open   bigint[] NOT NULL,           -- missing instances of which something was open in this pass
     undecided   boolean NOT NULL             -- some slot could not be read: the pass proves nothing
 );
+-- It has no key: for publications, which refuse the update of a row they could not name.
+ALTER TABLE rescue_states REPLICA IDENTITY FULL;
 INSERT INTO rescue_states VALUES ('-infinity', false, 0, 0, NULL, 0, 0, '{}', false);
 
 -- How many claim batches one call looks at: 2 ms also when each has to be checked for open attempts, and below 20 on a busy machine.
