@@ -81,14 +81,14 @@ SELECT pg_temp.create_slot_function(8, $sig$
         RETURN (SELECT outcome FROM lease_claim_closures_00 WHERE batch_id = p_batch_id AND idx = p_idx);
 $branch$);
 
--- The batches that one claim wrote into a slot. No index leads to them: this reads the whole slot. (A batch's arrays may lie outside the row; only
--- those of what is found are fetched.)
+-- The batches that one claim wrote into a slot, whose numbers are above p_above. No index leads to them, so all of those numbers are read. (A batch's
+-- arrays may lie outside the row; only those of what is found are fetched.)
 CREATE TYPE found_batch AS (batch_id bigint, lane_id bigint, ready_slot smallint, job_ids bigint[], run_leases int[], attempts smallint[]);
 SELECT pg_temp.create_slot_function(8, $sig$
-    find_claim_batches(p_slot int, p_instance bigint, p_nonce bigint) RETURNS SETOF found_batch
+    find_claim_batches(p_slot int, p_instance bigint, p_nonce bigint, p_above bigint) RETURNS SETOF found_batch
     LANGUAGE plpgsql VOLATILE $sig$, $branch$
         RETURN QUERY SELECT b.batch_id, b.lane_id, b.ready_slot, b.job_ids, b.run_leases, b.attempts
-                       FROM lease_claim_batches_00 b WHERE b.nonce = p_nonce AND b.instance = p_instance ORDER BY b.batch_id;
+                       FROM lease_claim_batches_00 b WHERE b.batch_id > p_above AND b.nonce = p_nonce AND b.instance = p_instance ORDER BY b.batch_id;
 $branch$);
 
 -- Looks at p_limit batches of a slot at most, from the newest below p_below down to the first above p_floor: how many that were, the

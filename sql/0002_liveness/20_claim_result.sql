@@ -33,12 +33,13 @@ END $$;
 -- caller finds that out when it finishes them. places are not stored: NULL. No row: that claim did not commit, or everything it took has
 -- ended so long ago that the bodies were pruned. As in claim(), a job whose body cannot be read has kind and args NULL. A single row of status 7: a claim slot was in the middle of being pruned; ask again in
 -- some milliseconds.
--- Cost: no index leads to a nonce, so it reads the batches of every claim slot that was not pruned: about a millisecond for each ten thousand of them
--- in memory. It answers a lost connection, so it is rare.
+-- Cost: no index leads to a nonce, so it reads all batches with numbers above p_above, about a millisecond for each ten thousand of them in memory. The
+-- caller knows that the claim's are: as long as a session lives its batches have ascending numbers, so p_above is the last one that the lost session has
+-- answered with; 0 where it had none yet.
 -- Locks: claim slots (shared, tried) until commit. Waits for a prune of the queue slot that holds the bodies, which can only be if all of them ended
 -- long ago. Idempotent: reads only.
-CREATE FUNCTION claim_result(p_instance bigint, p_nonce bigint) RETURNS SETOF claimed_batch
-LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET jit = off AS $$
+CREATE FUNCTION claim_result(p_instance bigint, p_nonce bigint, p_above bigint) RETURNS SETOF claimed_batch
+LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
     v_busy claimed_batch;
     v_slots smallint[] := '{}';     -- of each found batch, its claim slot
@@ -56,7 +57,7 @@ BEGIN
             RETURN NEXT v_busy;
             RETURN;
         END IF;
-        v_mine := ARRAY(SELECT b::found_batch FROM find_claim_batches(v_slot, p_instance, p_nonce) b);
+        v_mine := ARRAY(SELECT b::found_batch FROM find_claim_batches(v_slot, p_instance, p_nonce, p_above) b);
         v_found := v_found || v_mine;
         v_slots := v_slots || array_fill(v_slot, ARRAY[cardinality(v_mine)]);
     END LOOP;

@@ -277,6 +277,7 @@ void encode_call(const struct db_call *call, const struct call_settings *setting
     case DB_CLAIM_RESULT:
         params_int(params, settings->instance, 8);
         params_int(params, (int64_t)call->args.claim.nonce, 8);
+        params_int(params, (int64_t)call->args.claim.above, 8);
         return;
     case DB_BACKEND_GONE:
         params_int(params, call->args.backend.pid, 4);

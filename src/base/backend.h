@@ -22,6 +22,11 @@ struct backend {
     struct server_run server;
 };
 
+static inline bool backend_equal(const struct backend *a, const struct backend *b)
+{
+    return a->pid == b->pid && a->started == b->started;
+}
+
 static inline bool server_run_equal(const struct server_run *a, const struct server_run *b)
 {
     return a->started == b->started && a->timeline == b->timeline;

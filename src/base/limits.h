@@ -104,6 +104,10 @@ enum {
  * before one of them is resolved. */
 enum { CLAIM_DOUBTS_PER_GROUP_MAX = 4 };
 
+/* Backends of which the broker knows how far their batch numbers have come: all of the largest
+ * pool. What is forgotten costs one longer look of claim_result. */
+enum { CLAIM_MARKS_MAX = 64 };
+
 /* Unreadable jobs of one group that the storage has not taken as failed yet. As many: the group
  * makes no further call before some have ended. */
 enum { UNREADABLE_PER_GROUP_MAX = CLAIM_JOBS_MAX };

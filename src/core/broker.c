@@ -32,6 +32,7 @@ struct claim_doubt {
     struct doubt doubt;
     struct group *group;
     uint64_t nonce;
+    uint64_t above;
 };
 
 /* ---- where a group stands ---- */
@@ -326,11 +327,49 @@ static void serve(struct group *group, const struct db_reply *reply)
 
 /* ---- doubt ---- */
 
+static struct claim_mark *find_mark(struct broker *broker, const struct backend *backend)
+{
+    for (size_t i = 0; i < CLAIM_MARKS_MAX; i++)
+        if (backend_equal(&broker->marks[i].backend, backend))
+            return &broker->marks[i];
+    return NULL;
+}
+
+static uint64_t newest_batch(const struct db_reply *reply)
+{
+    uint64_t newest = 0;
+
+    for (size_t i = 0; i < reply->rows.claim.count; i++)
+        if (reply->rows.claim.jobs[i].receipt.batch_id > newest)
+            newest = reply->rows.claim.jobs[i].receipt.batch_id;
+    for (size_t i = 0; i < reply->rows.claim.unreadable_count; i++)
+        if (reply->rows.claim.unreadable[i].receipt.batch_id > newest)
+            newest = reply->rows.claim.unreadable[i].receipt.batch_id;
+    return newest;
+}
+
+static void move_mark(struct broker *broker, const struct db_reply *reply)
+{
+    uint64_t newest = newest_batch(reply);
+    struct claim_mark *mark = find_mark(broker, &reply->backend);
+
+    if (newest == 0)
+        return;
+    if (mark == NULL) {
+        mark = &broker->marks[broker->next_mark];
+        broker->next_mark = (broker->next_mark + 1) % CLAIM_MARKS_MAX;
+        mark->backend = reply->backend;
+    }
+    mark->batch_id = newest;
+}
+
 static bool ask_result(struct doubt *doubt, struct db_call *call)
 {
+    const struct claim_doubt *claimed = CONTAINER_OF(doubt, struct claim_doubt, doubt);
+
     call->op = DB_CLAIM_RESULT;
     call->args.claim = (struct db_claim){
-        .nonce = CONTAINER_OF(doubt, struct claim_doubt, doubt)->nonce, .limit = CLAIM_JOBS_MAX};
+        .nonce = claimed->nonce, .above = claimed->above, .limit = CLAIM_JOBS_MAX};
     return true;
 }
 
@@ -352,10 +391,12 @@ static bool on_result(struct doubt *doubt, const struct db_reply *reply)
 static void raise_doubt(struct group *group, const struct db_reply *reply)
 {
     struct claim_doubt *claimed = mem_zalloc(sizeof *claimed);
+    const struct claim_mark *mark = find_mark(group->broker, &reply->backend);
 
     group->doubts++;
     claimed->group = group;
     claimed->nonce = group->call.args.claim.nonce;
+    claimed->above = mark != NULL ? mark->batch_id : 0;
     claimed->doubt.env = group->broker->with.env;
     claimed->doubt.timers = group->broker->with.timers;
     claimed->doubt.ask = ask_result;
@@ -387,7 +428,10 @@ static void on_claimed(struct db_call *call, const struct db_reply *reply)
     group->calls_ended++;
     group->broker->calls_in_flight--;
     switch (reply->outcome) {
-    case OUTCOME_DONE: serve(group, reply); break;
+    case OUTCOME_DONE:
+        move_mark(group->broker, reply);
+        serve(group, reply);
+        break;
     case OUTCOME_NOT_DONE: note_failure(group, &reply->err); break;
     case OUTCOME_UNKNOWN:
         note_failure(group, &reply->err);

@@ -6,8 +6,9 @@
  * rest, after a call that was filled, and when work was enqueued here for one of its queues; 1 to 3
  * ms after BUSY; after EMPTY it pauses, from poll_min_us doubling to poll_max_us, because other
  * proxies may enqueue. A call that may have committed is in doubt (doubt.h): what it claimed is
- * asked for by its nonce and then dealt like any other reply; the group goes on claiming meanwhile,
- * unless CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. A job that cannot be read is dealt
+ * asked for by its nonce, among the batches that are newer than the last one which the same backend
+ * answered with, and then dealt like any other reply; the group goes on claiming meanwhile, unless
+ * CLAIM_DOUBTS_PER_GROUP_MAX of its calls are in doubt. A job that cannot be read is dealt
  * to nobody: the broker has it failed, which is no client's business and costs nobody's credit; a
  * group that waits for UNREADABLE_PER_GROUP_MAX of them makes no call. Claims of a session that is
  * behind with reading (session.h) wait aside: no call is made for them. Invariants: at most one
@@ -35,6 +36,12 @@ struct broker_setup {
     uint64_t poll_max_us;
 };
 
+/* A backend's claims take ascending batch numbers: those in doubt are above the last that came. */
+struct claim_mark {
+    struct backend backend;
+    uint64_t batch_id;
+};
+
 struct broker {
     struct broker_setup with;
     struct hash groups;  /* by their key */
@@ -43,6 +50,8 @@ struct broker {
     struct list waiting; /* all others */
     unsigned calls_in_flight;
     uint64_t unreadable_jobs; /* that claims brought, since the start */
+    struct claim_mark marks[CLAIM_MARKS_MAX];
+    size_t next_mark; /* to be overwritten: its backend is probably gone */
 };
 
 void broker_init(struct broker *broker, const struct broker_setup *setup);

@@ -74,6 +74,7 @@ struct db_claim {
     const struct bytes *queues;
     size_t queue_count;
     uint64_t nonce;
+    uint64_t above; /* DB_CLAIM_RESULT: its batches have higher numbers */
     uint32_t limit;
     uint32_t bytes_max;
 };

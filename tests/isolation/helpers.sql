@@ -118,7 +118,7 @@ CREATE FUNCTION iso.rescue() RETURNS text LANGUAGE sql AS $$ SELECT 'rescued ' |
 -- What the newest claim handed out, by its nonce; "nothing" if it did not commit.
 CREATE FUNCTION iso.claim_result() RETURNS text LANGUAGE sql AS $$
     SELECT coalesce(string_agg(CASE r.status WHEN 7 THEN 'BUSY' ELSE u.args ->> 'label' END, ' ' ORDER BY r.batch_id, u.i), 'nothing')
-      FROM claim_result(1, (SELECT last_value FROM iso.nonces)) r LEFT JOIN LATERAL unnest(r.args) WITH ORDINALITY u(args, i) ON true
+      FROM claim_result(1, (SELECT last_value FROM iso.nonces), 0) r LEFT JOIN LATERAL unnest(r.args) WITH ORDINALITY u(args, i) ON true
 $$;
 
 -- The use of an idempotency key for two jobs of its own label: enqueues them if the key is new, else says whose jobs it stands for.

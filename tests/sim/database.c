@@ -215,11 +215,6 @@ static void encode(struct sent *sent)
 
 /* ---- backends without a client ---- */
 
-static bool is_backend(const struct backend *a, const struct backend *b)
-{
-    return a->pid == b->pid && a->started == b->started;
-}
-
 static const struct sent *zombie_of(const struct list_node *node)
 {
     return CONTAINER_OF(node, const struct sent, node);
@@ -261,7 +256,7 @@ static bool end_backend(struct sim *sim, const struct backend *backend)
     for (struct list_node *node = zombies->first, *next; node != NULL; node = next) {
         struct sent *zombie = sent_of(node);
         next = node->next;
-        if (!is_backend(&zombie->by, backend))
+        if (!backend_equal(&zombie->by, backend))
             continue;
         gone = false;
         if (dice_below(&sim->dice, 2) == 0)
@@ -312,9 +307,7 @@ static void execute(struct sim *sim, struct sent *sent)
         break;
     case DB_JOBS_EXIST: storage_jobs_exist(sim, &copy->args.jobs_exist, &sent->arena, reply); break;
     case DB_CLAIM: storage_claim(sim, &copy->args.claim, &sent->arena, reply); break;
-    case DB_CLAIM_RESULT:
-        storage_claim_result(sim, copy->args.claim.nonce, &sent->arena, reply);
-        break;
+    case DB_CLAIM_RESULT: storage_claim_result(sim, &copy->args.claim, &sent->arena, reply); break;
     case DB_BACKEND_GONE: reply->rows.gone = end_backend(sim, &copy->args.backend); break;
     case DB_COMPLETE:
     case DB_FINISH: done = storage_finish(sim, &copy->args.finish, &sent->arena, reply); break;

@@ -352,18 +352,19 @@ static size_t count_claimed(const struct storage *storage, uint64_t nonce)
 
 /* All that it claimed, in order; also what has ended meanwhile. Now and then a prune is in the way.
  */
-void storage_claim_result(struct sim *sim, uint64_t nonce, struct arena *arena,
+void storage_claim_result(struct sim *sim, const struct db_claim *args, struct arena *arena,
                           struct db_reply *reply)
 {
     const struct storage *storage = &sim->storage;
-    struct handful handful = handful_for(arena, count_claimed(storage, nonce));
+    struct handful handful = handful_for(arena, count_claimed(storage, args->nonce));
 
     if (!sim->calming && dice_below(&sim->dice, 4) == 0) {
         reply->rows.claim.end = CLAIM_BUSY;
         return;
     }
-    for (size_t i = 0; i < storage->batch_count; i++)
-        for (size_t j = 0; storage->batches[i].nonce == nonce && j < storage->batches[i].count; j++)
+    for (size_t i = args->above; i < storage->batch_count; i++) /* the number of the first is 1 */
+        for (size_t j = 0;
+             storage->batches[i].nonce == args->nonce && j < storage->batches[i].count; j++)
             show_job(&storage->batches[i].attempts[j], &handful);
     give(&handful, reply);
     reply->rows.claim.end = CLAIM_EMPTY;

@@ -129,7 +129,7 @@ void storage_claim(struct sim *sim, const struct db_claim *args, struct arena *a
                    struct db_reply *reply);
 void storage_jobs_exist(struct sim *sim, const struct db_jobs_exist *args, struct arena *arena,
                         struct db_reply *reply);
-void storage_claim_result(struct sim *sim, uint64_t nonce, struct arena *arena,
+void storage_claim_result(struct sim *sim, const struct db_claim *args, struct arena *arena,
                           struct db_reply *reply);
 bool storage_finish(struct sim *sim, const struct db_finish *args, struct arena *arena,
                     struct db_reply *reply);

@@ -203,8 +203,8 @@ class Session:
         assert (claim.end is None) == (len(claim) == limit)
         return claim
 
-    def claim_result(self, nonce, instance=1):
-        return self.decode_claim(self.rows(self.CLAIMED + "awa.claim_result(%s, %s)", (instance, nonce)), nonce)
+    def claim_result(self, nonce, instance=1, above=0):
+        return self.decode_claim(self.rows(self.CLAIMED + "awa.claim_result(%s, %s, %s)", (instance, nonce, above)), nonce)
 
     @staticmethod
     def complete_arguments(jobs):

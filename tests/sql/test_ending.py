@@ -415,7 +415,7 @@ def test_trap_16_no_lock_outlives_a_statement_timeout(db):
              worker.cursor.mogrify(worker.COMPLETE, worker.complete_arguments(claim)).decode(),
              "SELECT awa.promote_due(10)", "SELECT awa.rotate_rings(0, 0)", "SELECT awa.sync_ring_pointers()",
              "SELECT awa.carry_lanes(10)", "SELECT awa.close_slots()", "SELECT awa.prune_slots(0, 0)",
-             "SELECT awa.claim_result(1, 2)", "SELECT awa.jobs_exist('{1}')", "SELECT awa.claim_idempotency_key('k', '{1}')",
+             "SELECT awa.claim_result(1, 2, 0)", "SELECT awa.jobs_exist('{1}')", "SELECT awa.claim_idempotency_key('k', '{1}')",
              "SELECT awa.enqueue('q', 'k')", "SELECT * FROM awa.reserve_job_ids(3)", "SELECT * FROM awa.queue_counts_exact('q')"]
     worker.rows("SET statement_timeout = '300ms'")
     for call in calls:
@@ -466,7 +466,7 @@ NEEDS_READ_COMMITTED = {
     "close_slots": "SELECT awa.close_slots()",
     "prune_slots": "SELECT awa.prune_slots(0, 0)",
     "queue_counts_exact": "SELECT * FROM awa.queue_counts_exact('q')",
-    "claim_result": "SELECT * FROM awa.claim_result(1, 2)",
+    "claim_result": "SELECT * FROM awa.claim_result(1, 2, 0)",
     "jobs_exist": "SELECT awa.jobs_exist('{1}')",
     "claim_idempotency_key": "SELECT awa.claim_idempotency_key('k', '{1}')",
     "purge_idempotency_keys": "SELECT awa.purge_idempotency_keys(1)",

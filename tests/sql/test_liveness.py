@@ -225,6 +225,21 @@ def test_result_of_a_claim_whose_bodies_were_pruned_is_nothing(db):
     assert list(db.claim_result(82)) == [kept]
 
 
+def test_result_is_read_among_the_newer_batches_only(db):
+    db.enqueue_bulk(4010)
+    db.rows("SELECT count(*) FROM generate_series(1, 2000) n CROSS JOIN LATERAL awa.claim(1, n, '{q}', 1, 1000)")
+    [answered] = db.claim(1)
+    lost = db.claim(3, nonce=5000)
+    db.rows("SELECT count(*) FROM generate_series(1, 20) n CROSS JOIN LATERAL awa.claim(1, n, '{q}', 1, 1000)")
+    query = "SELECT * FROM awa.claim_result(1, 5000, %s)"
+    for _ in range(6):      # until the plan is a generic one
+        long, short = db.cost(query, (0,)), db.cost(query, (answered.batch_id,))
+    print(f"all: {long}, those above {answered.batch_id}: {short}")
+    assert list(db.claim_result(5000, above=answered.batch_id)) == list(db.claim_result(5000)) == list(lost)
+    assert list(db.claim_result(5000, above=lost[0].batch_id)) == []
+    assert short.buffers + 25 <= long.buffers, "the batches of some twenty pages"
+
+
 def test_result_is_busy_while_a_claim_slot_may_be_pruned(db):
     db.enqueue(1)
     lost = db.claim(1, nonce=82)

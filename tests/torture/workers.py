@@ -348,7 +348,7 @@ class Consumer(Worker):
         """After a lost answer: what the claim took, if it committed. Its order is not known."""
         while True:
             rows = self.session.ask(
-                "SELECT r.status, r.claim_slot, r.batch_id, u.idx, u.job_id, u.run_lease, u.attempt FROM claim_result(%s, %s) r"
+                "SELECT r.status, r.claim_slot, r.batch_id, u.idx, u.job_id, u.run_lease, u.attempt FROM claim_result(%s, %s, 0) r"
                 " LEFT JOIN LATERAL unnest(r.job_ids, r.run_leases, r.attempts) WITH ORDINALITY u(job_id, run_lease, attempt, idx) ON true",
                 self.instance, nonce)
             if not any(row[0] == BUSY for row in rows):

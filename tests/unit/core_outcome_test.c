@@ -417,6 +417,42 @@ static void an_unknown_claim_is_dealt_by_its_nonce(void **state)
     world_end(world);
 }
 
+static void lose_and_expect_above(struct world *world, uint64_t above)
+{
+    lose_call(world, call_of(world, DB_CLAIM));
+    reply_gone(world, true);
+    assert_int_equal(call_of(world, DB_CLAIM_RESULT)->args.claim.above, above);
+    reply_jobs(world, call_of(world, DB_CLAIM_RESULT), 0, CLAIM_FILLED);
+    wait_us(world, UINT64_C(1) * US_PER_S);
+}
+
+/* What was lost is newer than what the same backend has answered with; of others nothing is known.
+ */
+static void a_result_is_looked_for_among_the_newer_batches_of_its_backend(void **state)
+{
+    (void)state;
+    struct world *world = world_new();
+    handle session = join(world, 1);
+
+    claim(world, session, 10, 2, 60000);
+    turn(world);
+    lose_and_expect_above(world, 0);
+    world->batch_id = 41;
+    reply_mixed(world, call_of(world, DB_CLAIM), 0, 1, CLAIM_FILLED);
+    reply_all_done(world, call_of(world, DB_FINISH));
+    turn(world);
+    lose_and_expect_above(world, 41);
+    world->batch_id = 42;
+    reply_claimed(world, 1, CLAIM_FILLED);
+    claim(world, session, 11, 1, 60000);
+    turn(world);
+    lose_and_expect_above(world, 42);
+    world->backend.pid++; /* that of the next connection */
+    lose_and_expect_above(world, 0);
+    reply_claimed(world, 1, CLAIM_FILLED);
+    world_end(world);
+}
+
 static void a_group_claims_on_while_a_call_is_in_doubt(void **state)
 {
     (void)state;
@@ -643,6 +679,7 @@ int main(void)
         cmocka_unit_test(an_unknown_completion_waits_for_the_old_backend),
         cmocka_unit_test(a_finish_in_doubt_has_a_deadline),
         cmocka_unit_test(an_unknown_claim_is_dealt_by_its_nonce),
+        cmocka_unit_test(a_result_is_looked_for_among_the_newer_batches_of_its_backend),
         cmocka_unit_test(a_group_claims_on_while_a_call_is_in_doubt),
         cmocka_unit_test(a_claim_that_did_not_commit_leaves_nothing),
         cmocka_unit_test(a_busy_result_is_asked_for_again),

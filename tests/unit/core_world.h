@@ -59,6 +59,7 @@ struct world {
     uint64_t written[CONNECTIONS_MAX];
     uint8_t session_ids[CONNECTIONS_MAX][SESSION_ID_BYTES]; /* as told by HelloOk */
     int64_t next_job_id;
+    uint64_t batch_id;      /* of all that is claimed */
     struct backend backend; /* that answers */
 };
 
@@ -194,6 +195,7 @@ static inline struct world *world_new(void)
                                .joined_ctx = world};
 
     world->now_us = 1000000;
+    world->batch_id = 1;
     world->backend =
         (struct backend){.pid = 100, .started = 5, .server = {.started = 1, .timeline = 1}};
     world->env = (struct env){.ctx = world,
@@ -294,7 +296,7 @@ static inline void reply_enqueued(struct world *world, struct db_call *call)
 
 static inline struct receipt next_receipt(struct world *world, uint64_t nonce, size_t at)
 {
-    return (struct receipt){.batch_id = 1,
+    return (struct receipt){.batch_id = world->batch_id,
                             .nonce = nonce,
                             .job_id = (uint64_t)++world->next_job_id,
                             .run_lease = 1,
@@ -309,6 +311,7 @@ static inline void reply_mixed(struct world *world, struct db_call *call, size_t
     struct claimed_job *jobs = calloc(count + 1, sizeof *jobs);
     struct unreadable_job *unreadable = calloc(unreadable_count + 1, sizeof *unreadable);
     struct db_reply with = {.outcome = OUTCOME_DONE,
+                            .backend = world->backend,
                             .rows.claim = {jobs, count, end, unreadable, unreadable_count}};
 
     assert_true(count + unreadable_count <= call->args.claim.limit);

@@ -55,6 +55,8 @@ FAULTS = {
     "slow-reader-is-dealt-more": ("group.c", "    if (aside == is_aside(seat))\n", "    if (aside || aside == is_aside(seat))\n"),
     "slow-reader-is-forgotten": ("session.c", "        set_behind(session, false);\n", "        session->behind = false;\n"),
     "claim-result-is-dealt-twice": ("broker.c", "    deal_out(group, reply);\n    place(group);\n    return true;", "    deal_out(group, reply);\n    deal_out(group, reply);\n    place(group);\n    return true;"),
+    "claim-result-is-looked-for-too-high": ("broker.c", "    mark->batch_id = newest;\n", "    mark->batch_id = newest + 3;\n"),
+    "claim-result-is-looked-for-above-all-others": ("broker.c", "if (backend_equal(&broker->marks[i].backend, backend))", "if (i == 0)"),
     "claim-result-is-dropped": ("broker.c", "    deal_out(group, reply);\n    place(group);\n    return true;", "    place(group);\n    return true;"),
     "claim-in-doubt-is-forgotten": ("broker.c", "        if (reply->backend.pid != 0)\n            raise_doubt(group, reply);", "        (void)raise_doubt;"),
     "busy-claim-result-is-nothing": ("broker.c", "    if (reply->rows.claim.end == CLAIM_BUSY)\n        return false;\n", ""),
