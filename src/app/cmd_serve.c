@@ -2,10 +2,11 @@
  * together.
  *
  * One turn of the loop: callbacks (frames, results) -> database_reap -> core_turn ->
- * database_dispatch -> net_turn. So what came in together shares a transaction, and each client is
- * written to once. SIGTERM or SIGINT: stop listening, answer what is in flight, let workers finish
- * what they hold until drain_timeout, hand back the rest, exit 0. A second signal hands back at
- * once. SIGHUP: read the settings again (settings.h). SIGUSR1: log the counters, as at the end.
+ * database_dispatch -> net_turn -> turn_end. So what came in together shares a transaction, and
+ * each client is written to once. SIGTERM or SIGINT: stop listening, answer what is in flight, let
+ * workers finish what they hold until drain_timeout, hand back the rest, exit 0. A second signal
+ * hands back at once. SIGHUP: read the settings again (settings.h). SIGUSR1: log the counters, as
+ * at the end.
  */
 #include <signal.h>
 #include <stdlib.h>
@@ -292,13 +293,19 @@ static void look_at_drain(void *ctx)
     if (server->forced_us == 0 && now_us >= server->drain_since_us + patience_us)
         server->forced_us = now_us;
     sessions_drain(&server->core.sessions, server->forced_us != 0);
-    bool late =
-        server->forced_us != 0 && now_us >= server->forced_us + (uint64_t)DRAIN_LAST_MS * US_PER_MS;
-    if (late || is_drained(server)) {
-        loop_stop(server->loop);
-        return;
-    }
     loop_timer_set(server->drain_timer, now_us + (uint64_t)DRAIN_LOOK_MS * US_PER_MS);
+}
+
+/* The last hook: what this turn has asked of Postgres, a new control session say, is answered
+ * before the end. */
+static void turn_end(void *ctx)
+{
+    struct server *server = ctx;
+    uint64_t last_us = server->forced_us + (uint64_t)DRAIN_LAST_MS * US_PER_MS;
+    bool late = server->forced_us != 0 && clock_mono_us() >= last_us;
+
+    if (server->drain_since_us != 0 && (late || is_drained(server)))
+        loop_stop(server->loop);
 }
 
 static void on_stop_signal(void *ctx)
@@ -403,6 +410,7 @@ static void init_server(struct server *server)
     loop_add_hook(server->loop, turn_core, server);
     loop_add_hook(server->loop, turn_dispatch, server);
     loop_add_hook(server->loop, turn_net, server);
+    loop_add_hook(server->loop, turn_end, server);
     server->core_timer = loop_timer_new(server->loop, on_core_time, server);
     server->drain_timer = loop_timer_new(server->loop, look_at_drain, server);
     server->sigterm = loop_signal_new(server->loop, SIGTERM, on_stop_signal, server);

@@ -26,17 +26,19 @@ class Fault:
     forget       the prepared statement is closed just before the call; the connection lives
     taken        of a new connection: the name of the statement is already another one's
     renumber     of a new connection: the client hears another process number than the server's, as from a pooler
+    late         of a new connection: that the statement, and all that were sent with it, are prepared is said at `pass_on` only
 
     rows: of those that strike behind the answer: it has at least so many.
     """
 
-    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken", "renumber")
+    KINDS = ("before_sent", "no_sync", "after_commit", "stall", "deaf", "forget", "taken", "renumber", "late")
 
     def __init__(self, kind, statement, times=1, rows=0):
         assert kind in self.KINDS
         self.kind, self.statement, self.left, self.rows = kind, statement, times, rows
         self.hits = 0
         self.changed = threading.Condition()
+        self.passing, self.passed = threading.Event(), threading.Event()
 
     def take(self, kinds, statement, rows=0):
         """Whether it strikes here; counts it."""
@@ -52,6 +54,11 @@ class Fault:
         with self.changed:
             assert self.changed.wait_for(lambda: self.hits >= hits, seconds), f"no {self.statement} came"
 
+    def pass_on(self, seconds=40):
+        """Lets go what is late, of a client that is stopped; returns when it can be read."""
+        self.passing.set()
+        assert self.passed.wait(seconds), f"{self.statement} was not prepared"
+
 
 class Link:
     """One connection, in two threads: one for each direction."""
@@ -62,6 +69,8 @@ class Link:
         self.statement = None   # of the last Bind
         self.rows = 0           # that came since the last ReadyForQuery
         self.is_new = True      # nothing was prepared yet
+        self.prepared = set()   # since the last ReadyForQuery: the statements, by name
+        self.held = None        # the fault by which it was late
         self.mute = threading.Event()
         self.extra = {}         # how many answers, by kind, belong to what the relay itself asked
         for pump in (self.pump_client, self.pump_server):
@@ -82,6 +91,8 @@ class Link:
             for fault in list(self.relay.faults):
                 if fault.take(("taken",), fault.statement):
                     return self.ask(b"P", fault.statement.encode() + b"\0SELECT 1\0\0\0", b"1")
+        if kind == b"P" and body[0] != 0:
+            self.prepared.add(body.split(b"\0", 1)[0].decode())
         if kind == b"B":
             self.statement = body[body.index(0) + 1:].split(b"\0", 1)[0].decode()
             struck = self.strike(("before_sent", "deaf", "forget"), self.statement)
@@ -98,6 +109,13 @@ class Link:
             self.calls.append(statement)
         return not self.mute.is_set()
 
+    def hold(self):
+        for fault in list(self.relay.faults):
+            if fault.statement in self.prepared and fault.take(("late",), fault.statement):
+                fault.passing.wait()
+                self.held = fault
+        self.prepared.clear()
+
     def ask(self, kind, body, answer):
         """A message of the relay's own, whose answer the client does not see."""
         self.extra[answer] = self.extra.get(answer, 0) + 1
@@ -110,6 +128,8 @@ class Link:
             self.extra[kind] -= 1
             return False
         self.rows += kind == b"D"
+        if kind == b"Z":
+            self.hold()
         if kind == b"Z" and self.calls:
             rows, self.rows = self.rows, 0
             struck = self.strike(("after_commit", "stall"), self.calls.pop(0), rows)
@@ -150,6 +170,8 @@ class Link:
                     is_typed = 1
                 del buffer[:at]
                 target.sendall(out)
+                if self.held is not None:
+                    self.held.passed.set()
         # A stalled link looks open to the one end even when the other has gone.
         if not self.mute.is_set():
             self.close()

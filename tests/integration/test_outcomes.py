@@ -429,6 +429,21 @@ def test_ptrap_04_control_session_is_replaced(world):
     assert statuses(client.complete(*client.claim("q", wait_ms=5000))) == ["DONE"]
 
 
+def test_sigterm_meets_a_new_control_session(world):
+    """In one turn of the loop: what is then asked of the session is answered before the end."""
+    proxy = world.start()
+    late = world.relay.inject("late", "awa_RESIGN")
+    control = re.findall(r"pg_connected pool=control pid=(\d+)", proxy.log())[-1]
+    fetch(world.url, "SELECT pg_terminate_backend(%s)", int(control))
+    late.wait()
+    proxy.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, proxy.process.pid, os.WSTOPPED | os.WNOWAIT)
+    late.pass_on()
+    proxy.process.send_signal(signal.SIGTERM)
+    assert proxy.stop(signal.SIGCONT) == 0
+    assert "clean=yes" in proxy.log(), proxy.log()
+
+
 def test_ptrap_04_names_that_are_taken(world):
     """As a pooler hands on a session: what it had prepared is another text."""
     fault = world.relay.inject("taken", "awa_QUEUE_COUNTS", times=99)
