@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/limits.h"
+#include "core/doubt.h"
 #include "core/group.h"
 #include "core/session.h"
 #include "lives.h"
@@ -17,17 +18,20 @@ static void check_not_in_doubt(struct sim *sim, const struct new_job *job)
 {
     const struct wish *wish = ledger_find(sim, storage_token(job->args));
 
-    if (!wish->keyed && wish->id != 0 && database_may_still_store(sim, wish->id))
+    if (!wish->keyed && database_may_still_try(sim, storage_token(job->args)))
         sim_fail(sim, "a job is tried again while id %lld may still be stored",
                  (long long)wish->id);
 }
 
-static void check_jobs_exist(struct sim *sim, const struct db_jobs_exist *args)
+static void check_jobs_exist(struct sim *sim, const struct db_call *call)
 {
+    const struct db_jobs_exist *args = &call->args.jobs_exist;
+    const struct doubt *doubt = CONTAINER_OF(call, const struct doubt, call);
+
     if (args->count < 1 || args->count > FLUSH_ITEMS_MAX)
         sim_fail(sim, "a question about %zu jobs", args->count);
     for (size_t i = 0; i < args->count; i++)
-        if (database_may_still_store(sim, args->ids[i]))
+        if (database_may_still_store(sim, &doubt->backend.server, args->ids[i]))
             sim_fail(sim, "job %lld is asked about while it may still be stored",
                      (long long)args->ids[i]);
 }
@@ -181,7 +185,7 @@ void check_call(struct sim *sim, const struct db_call *call)
             sim_fail(sim, "a key, and the call without, or the other way round");
         check_enqueue(sim, &call->args.enqueue);
         return;
-    case DB_JOBS_EXIST: check_jobs_exist(sim, &call->args.jobs_exist); return;
+    case DB_JOBS_EXIST: check_jobs_exist(sim, call); return;
     case DB_CLAIM_RESULT:
         if (database_may_still_claim(sim, call->args.claim.nonce))
             sim_fail(sim, "a claim is asked about while it may still be committed");

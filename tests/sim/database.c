@@ -229,12 +229,26 @@ bool database_may_still_claim(const struct sim *sim, uint64_t nonce)
     return false;
 }
 
-bool database_may_still_store(const struct sim *sim, int64_t id)
+bool database_may_still_try(const struct sim *sim, uint64_t token)
 {
     for (const struct list_node *node = sim->database.zombies.first; node != NULL;
          node = node->next) {
         const struct sent *sent = zombie_of(node);
         for (size_t i = 0; is_enqueue(sent->copy.op) && i < sent->copy.args.enqueue.count; i++)
+            if (storage_token(sent->copy.args.enqueue.jobs[i]->args) == token)
+                return true;
+    }
+    return false;
+}
+
+bool database_may_still_store(const struct sim *sim, const struct server_run *server, int64_t id)
+{
+    for (const struct list_node *node = sim->database.zombies.first; node != NULL;
+         node = node->next) {
+        const struct sent *sent = zombie_of(node);
+        if (!is_enqueue(sent->copy.op) || !server_run_equal(&sent->by.server, server))
+            continue;
+        for (size_t i = 0; i < sent->copy.args.enqueue.count; i++)
             if (sent->copy.args.enqueue.ids[i] == id)
                 return true;
     }

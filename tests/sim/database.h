@@ -74,9 +74,11 @@ bool database_has_call(const struct sim *sim, const struct db_call *call);
 size_t database_count(const struct sim *sim, enum db_op op);
 bool database_claims(const struct sim *sim, const struct db_claim *claim);
 
-/* A backend whose client is gone may still do a call with this claim, or with this job. */
+/* A backend whose client is gone may still do a call with this claim, with this job, or with this
+ * id of this run of the server: another run may have given it out again. */
 bool database_may_still_claim(const struct sim *sim, uint64_t nonce);
-bool database_may_still_store(const struct sim *sim, int64_t id);
+bool database_may_still_try(const struct sim *sim, uint64_t token);
+bool database_may_still_store(const struct sim *sim, const struct server_run *server, int64_t id);
 
 /* May the call name this id: from a block that was reserved and did not die. */
 bool database_id_is_good(const struct sim *sim, int64_t id);
