@@ -42,6 +42,8 @@ ASK_TIMEOUT_S = 2   # of one try of a probe
 LEADER = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'
                AND classid::bigint << 32 | objid::bigint = awa.advisory_key('leader', 0)
                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+LIVING = """SELECT count(*) FROM awa.runtime_instances
+            WHERE missing_since IS NULL AND awa.advisory_key('instance', instance) IN (SELECT key FROM awa.held_keys('ShareLock'))"""
 BACKENDS = re.compile(r"event=pg_connected pool=(\w+) pid=(\d+)")
 
 
@@ -234,6 +236,10 @@ class World:
     def wait_leader(self, *places):
         """Until one of these leads, or any."""
         return wait_for(lambda: next((p for p in [self.leader()] if p is not None and p in (places or self.proxies)), None), "a leader")
+
+    def wait_living(self):
+        """Until every proxy is registered: whose absence was noted before a fault is rescued sooner after it."""
+        wait_for(lambda: self.ask(LIVING) == [(len(self.proxies),)], "the registration of every proxy")
 
     def move_lead_from(self, place):
         while self.wait_leader() is place:

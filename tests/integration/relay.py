@@ -37,16 +37,18 @@ class Fault:
         assert kind in self.KINDS
         self.kind, self.statement, self.left, self.rows = kind, statement, times, rows
         self.hits = 0
+        self.link = None        # where it struck last
         self.changed = threading.Condition()
         self.passing, self.passed = threading.Event(), threading.Event()
 
-    def take(self, kinds, statement, rows=0):
+    def take(self, kinds, statement, rows=0, link=None):
         """Whether it strikes here; counts it."""
         with self.changed:
             if self.kind not in kinds or self.left == 0 or self.statement not in (None, statement) or rows < self.rows:
                 return False
             self.left -= 1
             self.hits += 1
+            self.link = link
             self.changed.notify_all()
             return True
 
@@ -82,7 +84,7 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
 
     def strike(self, kinds, statement, rows=0):
-        return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement, rows)), None)
+        return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement, rows, self)), None)
 
     def on_client(self, kind, body):
         """Whether one message of the client is passed on, or what is put in front of it (bytes), or in its place (in a tuple); None closes."""
