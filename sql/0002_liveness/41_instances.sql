@@ -8,7 +8,8 @@
 CREATE TABLE runtime_instances (
     instance      bigint PRIMARY KEY,
     started_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    missing_since timestamptz,      -- NULL: its key is held, as far as the leader knows
+    missing_since timestamptz,      -- NULL: its key is held, as far as the leader knows. Time in which nobody looked is left out
+    looked_at     timestamptz,      -- when the leader looked last, while it was missing and not settled
     settled_at    timestamptz,      -- since then known to have no open attempt (42_rescue.sql)
     proxy         text              -- what the proxy calls itself, for people
 );
@@ -39,6 +40,21 @@ BEGIN
     IF v_alive IS NOT NULL THEN
         RAISE EXCEPTION 'schema % has proxies connected: %', current_schema(), v_alive USING ERRCODE = 'object_in_use', HINT = 'Stop all of them first.';
     END IF;
+END $$;
+
+-- How much counts of the time between two looks. The leader looks every second; while the server is away, or nobody leads, nobody could come back either,
+-- and who then comes first would take the others, which are connecting just as he was, for dead.
+CREATE FUNCTION longest_look() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '2 seconds' $$;
+
+-- Leaves the time in which nobody looked out of all absences. Locks rows that change until commit (skipped when locked). Waits for nobody.
+CREATE FUNCTION discount_absences() RETURNS void
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_now CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    UPDATE runtime_instances
+       SET missing_since = missing_since + greatest(v_now - greatest(looked_at, missing_since) - longest_look(), interval '0'), looked_at = v_now
+     WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.missing_since IS NOT NULL AND r.settled_at IS NULL FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Writes down who has gone missing and who is back. Locks rows that change until commit (skipped when locked). Waits for nobody.

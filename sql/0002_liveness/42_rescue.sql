@@ -125,6 +125,7 @@ BEGIN
     ELSIF NOT pg_try_advisory_xact_lock(advisory_key('maintenance', 6)) THEN
         RETURN 0;
     END IF;
+    PERFORM discount_absences();
     PERFORM note_missing_instances();
     DELETE FROM runtime_instances
      WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.settled_at < clock_timestamp() - instance_retention() LIMIT 100 FOR UPDATE SKIP LOCKED);

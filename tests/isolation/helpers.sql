@@ -112,7 +112,7 @@ CREATE FUNCTION iso.prune() RETURNS text LANGUAGE sql AS $$ SELECT 'pruned ' || 
 CREATE FUNCTION iso.promote() RETURNS text LANGUAGE sql AS $$ SELECT 'promoted ' || promote_due(100) $$;
 
 -- The proxy of all claims is gone, long since; and the leader's step that ends what it held.
-CREATE FUNCTION iso.lose_proxy() RETURNS void LANGUAGE sql AS $$ INSERT INTO runtime_instances (instance, missing_since) VALUES (1, clock_timestamp() - interval '1 hour') $$;
+CREATE FUNCTION iso.lose_proxy() RETURNS void LANGUAGE sql AS $$ INSERT INTO runtime_instances (instance, missing_since, looked_at) VALUES (1, clock_timestamp() - interval '1 hour', clock_timestamp()) $$;
 CREATE FUNCTION iso.rescue() RETURNS text LANGUAGE sql AS $$ SELECT 'rescued ' || rescue_instances(100, 30000) $$;
 
 -- What the newest claim handed out, by its nonce; "nothing" if it did not commit.

@@ -102,7 +102,7 @@ def test_pass_that_began_in_the_future_proves_nothing(db):
     db.rows("SELECT count(*) FROM generate_series(1, 1500) n CROSS JOIN LATERAL awa.claim(4, n, '{q}', 1, 1000)")
     living = db.session()
     assert living.value("SELECT awa.register_instance(4, 'living')")
-    db.rows("INSERT INTO awa.runtime_instances (instance, missing_since) VALUES (5, clock_timestamp()), (6, clock_timestamp() - interval '1 hour')")
+    db.rows("INSERT INTO awa.runtime_instances (instance, missing_since, looked_at) VALUES (5, clock_timestamp(), NULL), (6, clock_timestamp() - interval '1 hour', clock_timestamp())")
     for _ in range(2):      # behind what instance 5 holds, whose time is not up
         assert db.rescue(missing_ms=30_000) == 0
     assert db.value("SELECT walks_all AND generation IS NOT NULL FROM awa.rescue_states")

@@ -409,6 +409,11 @@ def lose(db, session):
     wait_for(lambda: not db.value("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", (session.pid,)))
 
 
+def let_pass(db, seconds):
+    """So much of the absence of all that are missing, with the leader looking all the time."""
+    db.rows("UPDATE awa.runtime_instances SET missing_since = missing_since - %s * interval '1 s', looked_at = clock_timestamp() + interval '1 h'", (seconds,))
+
+
 def lost_instance(db, number, jobs=0, **fields):
     """A proxy that registered, claimed and died; what it held."""
     proxy = db.session()
@@ -437,6 +442,7 @@ def test_instance_that_cannot_be(db, instance, name):
 def test_missing_is_noted_and_cleared(db):
     lost_instance(db, 5)
     assert db.rescue(missing_ms=60_000) == 0
+    let_pass(db, 0)
     first = db.value("SELECT missing_since FROM awa.runtime_instances")
     assert first is not None
     db.rescue(missing_ms=60_000)
@@ -486,9 +492,22 @@ def test_not_before_its_time(db):
     lost_instance(db, 5, jobs=2)
     assert db.rescue(missing_ms=30_000) == 0
     assert db.counts() == {"running": 2}
-    db.rows("UPDATE awa.runtime_instances SET missing_since = missing_since - interval '29 s'")
+    let_pass(db, 29)
     assert db.rescue(missing_ms=30_000) == 0
-    db.rows("UPDATE awa.runtime_instances SET missing_since = missing_since - interval '1 s'")
+    let_pass(db, 1)
+    assert db.rescue(missing_ms=30_000) == 2
+
+
+@pytest.mark.parametrize("looks_before", [1, 2])
+def test_time_in_which_nobody_looked_is_no_absence(db, looks_before):
+    """The server was away for a minute: who comes back first does not take those for dead that come back next."""
+    lost_instance(db, 5, jobs=2)
+    for _ in range(looks_before):
+        assert db.rescue(missing_ms=30_000) == 0
+    db.rows("UPDATE awa.runtime_instances SET missing_since = missing_since - interval '60 s', looked_at = looked_at - interval '60 s'")
+    assert db.rescue(missing_ms=30_000) == 0
+    assert db.value("SELECT clock_timestamp() - missing_since BETWEEN '2 s' AND '30 s' FROM awa.runtime_instances")
+    let_pass(db, 28)
     assert db.rescue(missing_ms=30_000) == 2
 
 
@@ -508,7 +527,7 @@ def test_a_number_without_a_row_counts_as_missing(db):
     db.claim(3, instance=99)
     assert db.rescue(missing_ms=30_000) == 0
     assert instances(db) == {99: (True, False)}
-    db.rows("UPDATE awa.runtime_instances SET missing_since = missing_since - interval '30 s'")
+    let_pass(db, 30)
     assert db.rescue(missing_ms=30_000) == 3
 
 
