@@ -5,6 +5,7 @@ claimed it and how it ended. Nothing is pruned in this command, so it is all the
 with what producers and workers were told. A proof is a function that yields one sentence for each thing that is wrong.
 """
 import collections
+import contextlib
 import dataclasses
 import re
 
@@ -14,6 +15,7 @@ from postgres import ROOT, connected
 
 import journal
 from journal import OUTCOMES, PROXY_LOST, RELEASED, WORKER_LOST
+from world import Trouble, wait_for
 
 NAMES = {number: name for name, number in OUTCOMES.items()} | {RELEASED: "release", WORKER_LOST: "worker lost", PROXY_LOST: "proxy lost"}
 FAILED_ATTEMPT = (OUTCOMES["retry"], WORKER_LOST, PROXY_LOST)
@@ -242,6 +244,17 @@ def invariants(evidence):
     connection.close()
 
 
+def left_in(cursor, query):
+    """What stays: the server ends a session some time after its client has closed it, our own before this one too."""
+    def rows():
+        cursor.execute(query)
+        return cursor.fetchall()
+
+    with contextlib.suppress(Trouble):
+        wait_for(lambda: not rows(), "the end of all sessions")
+    return rows()
+
+
 def nothing_left(evidence):
     """No job waits, no session and no lock is left, and every process ended as it was told."""
     world = evidence.world
@@ -250,10 +263,9 @@ def nothing_left(evidence):
     if rows:
         yield f"{rows} jobs are left in deferred_jobs"
     with connected(world.cluster.superuser_url()) as cursor:
-        cursor.execute("SELECT pid, application_name, state, query FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
-        yield from (f"a session is left: {row}" for row in cursor.fetchall())
-        cursor.execute("SELECT pid, mode, objid FROM pg_locks WHERE locktype = 'advisory'")
-        yield from (f"a lock is left: {row}" for row in cursor.fetchall())
+        sessions = "SELECT pid, application_name, state, query FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        yield from (f"a session is left: {row}" for row in left_in(cursor, sessions))
+        yield from (f"a lock is left: {row}" for row in left_in(cursor, "SELECT pid, mode, objid FROM pg_locks WHERE locktype = 'advisory'"))
     for process in world.started:
         if process.popen.poll() is None:
             yield f"{process.journal.stem} still runs"
