@@ -110,7 +110,8 @@ def test_job_get_of_what_is_no_id(command, job_id):
 # ---- status
 
 def test_status(told, command, start, own_database):
-    proxy = start("--drain-timeout-ms", "50")
+    day_ms, day_s = "86400000", 86400   # the rings are as old as this run of the tests: they do not move on meanwhile
+    proxy = start("--drain-timeout-ms", "50", "--queue-lap-ms", day_ms, "--claim-lap-ms", day_ms)
     client = Client(proxy.socket)
     client.enqueue("q", *[b"{}"] * 5)
     jobs = client.claim("q", jobs=4, wait_ms=5000)
@@ -121,7 +122,7 @@ def test_status(told, command, start, own_database):
     assert (status["scheduled"], status["retryable"], status["overdue"]) == (0, 1, 0)
     assert status["oldest_claim_at"].endswith("Z")
     assert [(s["ring"], s["state"]) for s in status["ring_slots"]] == [("queue", "current"), ("claim", "current")]
-    assert all(0 <= s["age_s"] < 600 for s in status["ring_slots"])
+    assert all(0 <= s["age_s"] < day_s for s in status["ring_slots"])
     instance, = status["instances"]
     assert str(proxy.process.pid) in instance["proxy"] and instance["missing_since"] is None
     text = command("status").stdout

@@ -42,9 +42,9 @@ class World:
         self.proxies.append(Proxy(self.program, folder, url or self.relay.url, *OPTIONS, *options))
         return self.proxies[-1].wait_ready()
 
-    def connect(self):
+    def connect(self, *options):
         """A client of a proxy behind the relay."""
-        client = Client(self.start().socket)
+        client = Client(self.start(None, *options).socket)
         client.socket.settimeout(60)
         return client
 
@@ -293,15 +293,17 @@ def test_trap_58_ids_of_another_server_are_not_used(world):
         cursor.execute(OTHER_SERVER)
         client = world.connect()
         first, = ids_of(enqueue(client))
+        wait_for(lambda: world.log().count("pg_connected pool=data") == 2)  # one more, for the next ids beside the job
         cursor.execute("UPDATE awa.pretended SET timeline = 2")
-        fault = world.relay.inject("deaf", "awa_CLAIM")
-        client.send(claim=pb.Claim(queues=["none"], max_jobs=1, wait_ms=1000))
-        fault.wait()
-        client.send(queue_counts=pb.QueueCounts(queue="q"))  # the only connection is busy: one more is opened
-        wait_for(lambda: world.log().count("pg_connected pool=data") == 2)
+        for queue in ("none", "nothing"):
+            fault = world.relay.inject("deaf", "awa_CLAIM")
+            client.send(claim=pb.Claim(queues=[queue], max_jobs=1, wait_ms=1000))
+            fault.wait()
+        client.send(queue_counts=pb.QueueCounts(queue="q"))  # both are busy: one more is opened
+        wait_for(lambda: world.log().count("pg_connected pool=data") == 3)
         with within(CLAIM_STALL_BOUND_S):
             second, = ids_of(enqueue(client))
-    assert second >= first + 2500  # of a new block
+    assert second >= first + 5000  # of a new block
     assert counts(world.url) == (2, 0, 0)
 
 
@@ -455,7 +457,7 @@ def test_ptrap_04_names_that_are_taken(world):
 
 def test_ptrap_04_failed_parse_is_not_kept(world):
     """A function is missing, for a connection that had prepared it and for new ones: created again, both recover."""
-    client = world.connect()
+    client = world.connect("--pool-size", "1")
     enqueue(client, 1)
     assert client.counts("q").available == 1
     with connected(world.url) as cursor:
