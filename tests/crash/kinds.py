@@ -203,7 +203,7 @@ def lose_client(world, rng, spared):
 
 
 def restart_often(world, rng):
-    """Twenty restarts in a row (ptrap_06): after each both proxies accept jobs, and one leads. Neither was restarted."""
+    """Twenty restarts in a row (ptrap_06): after each both proxies accept jobs and live, and one leads. Neither was restarted."""
     held = world.hold(world.proxies[0])
     accepted_s = 0.0
     for _ in range(20):
@@ -213,6 +213,7 @@ def restart_often(world, rng):
         world.cluster.tool("start")
         for place in world.proxies:
             accepted_s = max(accepted_s, world.accepted(place, began))
+        world.wait_living()
         world.wait_leader()
     return Figure("20 restarts, the slowest", accepted_s, held.end(time.monotonic()))
 
