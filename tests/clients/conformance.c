@@ -7,7 +7,8 @@
 // An answer is "ok" and fields, or "error", code, retryable, sqlstate, message.
 // `work` does what the kind of a job says and prints "start ID ATTEMPT" for
 // each; a job of kind "wait" runs until SIGUSR1, one of kind "lost" until it is
-// told that it is lost (and fails then).
+// told that it is lost (and fails then), "odd" fails with a text that is none,
+// "far" asks for a retry later than there may be.
 #include <awa.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -229,6 +231,18 @@ static int call_ping(awa_connection *connection)
     return awa_ping(connection, &error) == AWA_OK ? printf("ok\n") : print_error(&error);
 }
 
+// The same in a child, whose answer it prints; to the parent nothing has happened.
+static int call_ping_in_child(awa_connection *connection)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        call_ping(connection);
+        fflush(stdout);
+        _exit(0);
+    }
+    return (int)waitpid(child, NULL, 0);
+}
+
 static int call_goodbye(awa_connection **connection)
 {
     struct awa_error error;
@@ -257,6 +271,8 @@ static int call(awa_connection **connection, const struct command *command)
         return call_counts(*connection, command);
     if (strcmp(name, "ping") == 0)
         return call_ping(*connection);
+    if (strcmp(name, "ping_in_child") == 0)
+        return call_ping_in_child(*connection);
     return call_goodbye(connection);
 }
 
@@ -293,7 +309,17 @@ static void wait_for_permission(void)
         usleep(1000);
 }
 
-// "retry", "snooze", "fail" and "cancel" do so once and complete after that.
+// 509 bytes, and then a character of two bytes, and so on: wherever it is cut.
+static const char *odd_text(void)
+{
+    static char text[1024];
+    snprintf(text, sizeof text, "\xff\xc3(\xed\xa0\x80%501s", "");
+    for (size_t at = strlen(text); at + 2 < sizeof text; at += 2)
+        memcpy(text + at, "\xc3\xa9", 3);
+    return text;
+}
+
+// "retry", "snooze", "fail" and "cancel" do so once and complete after that, "far" too.
 static struct awa_outcome handle(const struct awa_job *job, void *context)
 {
     (void)context;
@@ -306,6 +332,10 @@ static struct awa_outcome handle(const struct awa_job *job, void *context)
         wait_for_permission();
     while (strcmp(job->kind, "lost") == 0 && !awa_job_lost(job))
         usleep(1000);
+    if (strcmp(job->kind, "odd") == 0)
+        return awa_fail(odd_text());
+    if (strcmp(job->kind, "far") == 0 && job->attempt == 1)
+        return awa_retry(31LL * 24 * 3600 * 1000, "much later");
     bool is_first = strcmp(job->kind, "snooze") == 0 ? age_ms < 500 : job->attempt == 1;
     return is_first ? read_outcome(job->kind, 500, "asked for by the test") : awa_complete();
 }

@@ -116,6 +116,10 @@ class CDriver:
     def ping(self):
         self.call("ping")
 
+    def ping_in_child(self):
+        """In a forked child, over the connection that is open here."""
+        self.call("ping_in_child")
+
     def goodbye(self):
         return int(self.call("goodbye")[0])
 
@@ -266,12 +270,27 @@ class PythonDriver:
     def ping(self):
         self.client.ping()
 
+    def ping_in_child(self):
+        assert in_child(self.client.ping) == 0
+
     @translate
     def goodbye(self):
         return self.client.goodbye()
 
     def start_worker(self, address, queue, concurrency=1, prefetch=0):
         return PythonWorker(address, queue, concurrency, prefetch)
+
+
+def in_child(call):
+    """The exit code of a forked child that makes the call."""
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class Verbatim(str):
@@ -317,6 +336,10 @@ class PythonWorker:
             assert self.may_end.wait(DEADLINE_S)
         if job.kind == "lost":
             assert job.lost.wait(DEADLINE_S)
+        if job.kind == "odd":
+            raise awa.Fail("\0\ud800" + "é" * 5000)
+        if job.kind == "far" and job.attempt == 1:
+            return awa.Retry("much later", delay=datetime.timedelta(days=31))
         age = datetime.datetime.now(datetime.timezone.utc) - job.created_at
         first = age < milliseconds(500) if job.kind == "snooze" else job.attempt == 1
         if not first:

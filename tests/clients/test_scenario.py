@@ -250,6 +250,16 @@ def test_worker_outcomes(connected, queue, proxy, start_worker):
     assert (stats.executed, stats.done, stats.not_accepted) == (7, 7, 0)
 
 
+def test_an_outcome_that_cannot_be_leaves_no_job_behind(connected, queue, proxy, start_worker):
+    """A text that is none is mended, a refused outcome becomes a retry: not a job that runs for as long as the worker lives."""
+    worker = start_worker(proxy, queue)
+    store(connected, queue, kind="odd")
+    store(connected, queue, kind="far")
+    wait_for_counts(connected, queue, {"completed": 1, "failed": 1})
+    worker.stop()
+    assert worker.join().not_accepted == 0
+
+
 def test_stopped_worker_leaves_nothing_running(connected, queue, proxy, start_worker):
     worker = start_worker(proxy, queue, concurrency=1, prefetch=10)
     store(connected, queue, 8, kind="wait")

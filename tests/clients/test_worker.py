@@ -161,7 +161,7 @@ def test_stop_while_an_outcome_can_not_be_told(fake, start_worker):
 
 @pytest.mark.parametrize("status,stats", [
     (pb.DONE, (1, 1, 0)), (pb.ALREADY_DONE, (1, 1, 0)), (pb.STALE, (1, 0, 1)),
-    (pb.STATUS_NOT_FOUND, (1, 0, 1)), (pb.INVALID, (1, 0, 1))])
+    (pb.STATUS_NOT_FOUND, (1, 0, 1))])
 def test_statuses_are_final(fake, start_worker, status, stats):
     worker = start_worker(fake.address, "q")
     session = fake.accept()
@@ -191,6 +191,37 @@ def test_aborted_and_refused_outcomes_are_sent_again(fake, start_worker):
     worker.stop()
     part(session)
     assert worker.join().done == 1
+
+
+@pytest.mark.parametrize("status,stats", [(pb.DONE, (1, 1, 0)), (pb.INVALID, (1, 0, 1))])
+def test_a_refused_outcome_becomes_a_retry_once(fake, start_worker, status, stats):
+    worker = start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1)
+    frames, _ = expect_finish(session, 1)
+    refusal = pb.Error(code=pb.INVALID_ARGUMENT, message="no such day")
+    session.answer(frames[0], finish_ok=pb.FinishOk(
+        results=[pb.FinishResult(status=pb.INVALID, error=refusal)]))
+    frames, items = expect_finish(session, 1)
+    assert items == [b"1"]
+    assert frames[0].finish.items[0].retry == pb.Retry(error="the outcome was refused: no such day")
+    session.settle(frames[0], status)
+    worker.stop()
+    part(session)
+    got = worker.join()
+    assert (got.executed, got.done, got.not_accepted) == stats
+
+
+def test_an_error_is_sent_as_text(fake, start_worker):
+    start_worker(fake.address, "q")
+    session = fake.accept()
+    session.greet()
+    session.give_jobs(session.expect("claim"), 1, kind="odd")
+    frames, _ = expect_finish(session, 1)       # else it could not be read
+    error = frames[0].finish.items[0].fail.error
+    assert "\0" not in error
+    assert error.endswith("é") and 500 < len(error.encode()) <= 4096
 
 
 def test_refused_claims_are_repeated(fake, start_worker):

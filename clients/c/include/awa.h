@@ -175,9 +175,10 @@ enum awa_outcome_kind {
 struct awa_outcome {
     enum awa_outcome_kind kind;
     int64_t delay_ms; // retry: 0 is the usual back-off; snooze: at least 1
-    char error[512];  // retry, fail, cancel: kept with the job; a longer one is cut
+    char error[512];  // retry, fail, cancel: kept with the job; UTF-8
 };
 
+// What is too long of an error is cut, what is no UTF-8 in it becomes '?'.
 struct awa_outcome awa_complete(void);
 struct awa_outcome awa_retry(int64_t delay_ms, const char *error);
 struct awa_outcome awa_snooze(int64_t delay_ms);
@@ -269,7 +270,8 @@ AWA_CHECKED enum awa_code awa_queue_counts(awa_connection *connection, const cha
 typedef struct awa_worker awa_worker;
 
 // Runs one job. Called in a worker thread, up to `concurrency` at once; the
-// job is valid until it returns.
+// job is valid until it returns. An outcome that the proxy refuses (a delay of
+// more than 30 days, the 1,001st snooze) becomes a retry that says so.
 typedef struct awa_outcome (*awa_handler)(const struct awa_job *job, void *context);
 
 // Whether the proxy has said that this attempt ended without its handler: what

@@ -2,14 +2,53 @@
 // outcomes look on the wire (the worker uses that too).
 #include "internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// Of the UTF-8 character at `at`; 0: there is none.
+static size_t character_bytes(const uint8_t *at)
+{
+    static const struct {
+        uint8_t first, last, second_min, second_max, bytes;
+    } forms[] = {
+        {0x01, 0x7f, 0, 0, 1},       {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
+        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
+        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4},
+    };
+    size_t form = 0;
+    while (form < sizeof forms / sizeof forms[0] && at[0] > forms[form].last)
+        form++;
+    if (form == sizeof forms / sizeof forms[0] || at[0] < forms[form].first)
+        return 0;
+    size_t bytes = forms[form].bytes;
+    if (bytes > 1 && (at[1] < forms[form].second_min || at[1] > forms[form].second_max))
+        return 0;
+    for (size_t i = 2; i < bytes; i++)
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+    return bytes;
+}
+
+// The proxy takes UTF-8 only: what is none becomes '?', and no character is cut in two.
+static void copy_text(char *out, size_t room, const char *text)
+{
+    while (*text != '\0') {
+        size_t bytes = character_bytes((const uint8_t *)text);
+        size_t kept = bytes > 0 ? bytes : 1;
+        if (kept >= room)
+            break;
+        memcpy(out, bytes > 0 ? text : "?", kept);
+        text += kept;
+        out += kept;
+        room -= kept;
+    }
+    *out = '\0';
+}
 
 static struct awa_outcome outcome(enum awa_outcome_kind kind, int64_t delay_ms, const char *error)
 {
     struct awa_outcome made = {.kind = kind, .delay_ms = delay_ms};
-    snprintf(made.error, sizeof made.error, "%s", error != NULL ? error : "");
+    copy_text(made.error, sizeof made.error, error != NULL ? error : "");
     return made;
 }
 

@@ -18,6 +18,7 @@ struct task {
     uint64_t request_id;        // of the Finish it was sent in
     size_t place;               // in pool.running
     bool foreign;               // claimed by a session that is gone
+    bool is_substitute;         // its outcome is for one that was refused
     struct task *next;
 };
 

@@ -17,6 +17,7 @@
 
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -270,10 +271,28 @@ static void send_again(struct awa_worker *worker, struct task *task)
     awai_pool_push_finished(&worker->pool, task);
 }
 
-static void on_status(struct awa_worker *worker, struct task *task, Awa__V1__FinishStatus status)
+// The attempt is still ours, and would be for as long as this session lasts.
+static void send_substitute(struct awa_worker *worker, struct task *task,
+                            const Awa__V1__Error *reason)
 {
+    char text[sizeof task->outcome.error];
+    snprintf(text, sizeof text, "the outcome was refused: %s",
+             reason != NULL ? reason->message : "");
+    task->outcome = awa_retry(0, text);
+    task->is_substitute = true;
+    awai_pool_push_finished(&worker->pool, task);
+}
+
+static void on_result(struct awa_worker *worker, struct task *task,
+                      const Awa__V1__FinishResult *result)
+{
+    Awa__V1__FinishStatus status = result->status;
     if (status == AWA__V1__FINISH_STATUS__STATUS_ABORTED) {
         send_again(worker, task);
+        return;
+    }
+    if (status == AWA__V1__FINISH_STATUS__INVALID && !task->is_substitute) {
+        send_substitute(worker, task, result->error);
         return;
     }
     if (status == AWA__V1__FINISH_STATUS__DONE || status == AWA__V1__FINISH_STATUS__ALREADY_DONE)
@@ -283,19 +302,34 @@ static void on_status(struct awa_worker *worker, struct task *task, Awa__V1__Fin
     awai_task_free(task);
 }
 
-// Settles the tasks sent in request_id: by their results, or all as aborted (ok is NULL).
-static void settle(struct awa_worker *worker, uint64_t request_id, const Awa__V1__FinishOk *ok)
+// Settles the tasks sent in request_id: by their results, or all as aborted (ok is NULL). Returns
+// how many there were.
+static size_t settle(struct awa_worker *worker, uint64_t request_id, const Awa__V1__FinishOk *ok)
 {
-    size_t index = 0;
+    size_t settled = 0;
     for (size_t left = worker->sent.count; left > 0; left--) {
         struct task *task = awai_list_pop(&worker->sent);
-        if (task->request_id != request_id)
+        if (task->request_id != request_id) {
             awai_list_push(&worker->sent, task);
-        else if (ok != NULL && index < ok->n_results)
-            on_status(worker, task, ok->results[index++]->status);
+            continue;
+        }
+        if (ok != NULL && settled < ok->n_results)
+            on_result(worker, task, ok->results[settled]);
         else
             send_again(worker, task);
+        settled++;
     }
+    return settled;
+}
+
+static enum awa_code on_finish_ok(struct awa_worker *worker, uint64_t request_id,
+                                  const Awa__V1__FinishOk *ok, struct awa_error *error)
+{
+    size_t sent = settle(worker, request_id, ok);
+    if (sent == ok->n_results)
+        return AWA_OK;
+    return awai_fail(error, AWA_INTERNAL, "the proxy answered %zu of %zu items", ok->n_results,
+                     sent);
 }
 
 static enum awa_code on_error(struct awa_worker *worker, uint64_t request_id,
@@ -345,8 +379,7 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
     switch (frame->answer_case) {
     case AWA__V1__SERVER_FRAME__ANSWER_CLAIM_OK: return on_jobs(worker, frame->claim_ok, error);
     case AWA__V1__SERVER_FRAME__ANSWER_FINISH_OK:
-        settle(worker, frame->request_id, frame->finish_ok);
-        return AWA_OK;
+        return on_finish_ok(worker, frame->request_id, frame->finish_ok, error);
     case AWA__V1__SERVER_FRAME__ANSWER_ERROR:
         return on_error(worker, frame->request_id, frame->error, error);
     case AWA__V1__SERVER_FRAME__ANSWER_GOODBYE_OK: worker->parted = true; return AWA_OK;

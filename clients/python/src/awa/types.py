@@ -101,7 +101,8 @@ class Outcome(Exception):
 
     def __init__(self, error: str = "", delay: datetime.timedelta | None = None) -> None:
         super().__init__(error)
-        self.error = error.encode()[:ERROR_MAX_BYTES].decode(errors="ignore")
+        text = error.replace("\0", "\\0").encode(errors="backslashreplace")   # as the proxy takes it
+        self.error = text[:ERROR_MAX_BYTES].decode(errors="ignore")
         self.delay_ms = 0 if delay is None else max(1, delay // MILLISECOND)
 
     def to_wire(self, receipt: bytes) -> pb.FinishItem:

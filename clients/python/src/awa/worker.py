@@ -51,23 +51,36 @@ class WorkerStats:
 class Finished:
     job: Job
     outcome: Outcome
+    is_substitute: bool = False     # for an outcome that was refused
 
 
 def run_handler(handler: Handler, job: Job) -> Outcome:
+    """Whatever the handler does: sys.exit() too is the end of this attempt, not of the worker."""
     try:
-        return handler(job) or Complete()
+        outcome = handler(job) or Complete()
+        if isinstance(outcome, Outcome):
+            return outcome
+        raise TypeError(f"the handler returned {type(outcome).__name__}, not None or an Outcome")
     except Outcome as outcome:
         return outcome
-    except Exception as failure:
+    except BaseException as failure:
         logger.exception("job %d (%s) raised in attempt %d", job.id, job.kind, job.attempt)
-        return Retry(f"{type(failure).__name__}: {failure}")
+        return Retry(describe(failure))
+
+
+def describe(failure: BaseException) -> str:
+    try:
+        return f"{type(failure).__name__}: {failure}"
+    except Exception:   # its __str__ is broken
+        return type(failure).__name__
 
 
 class Worker:
     """Works on queues (in strict order of preference) until stop().
 
     handler(job) runs in up to `concurrency` threads at once. It returns None or an Outcome or
-    raises one; any other exception means Retry with its text, and is logged (logger "awa").
+    raises one; any other exception means Retry with its text, and is logged (logger "awa"). So does
+    an outcome that the proxy refuses, like a delay of more than 30 days or the 1,001st Snooze.
     `prefetch` more jobs are held ready (default: as many again). job.lost is set when the attempt
     has ended without its handler.
     """
@@ -356,6 +369,10 @@ class Worker:
             if result.status == pb.STATUS_ABORTED:
                 self._finished.append(done)
                 self._pause()
+            elif result.status == pb.INVALID and not done.is_substitute:
+                # The attempt is still ours, and would be for as long as this session lasts.
+                instead = Retry(f"the outcome was refused: {result.error.message}")
+                self._finished.append(Finished(done.job, instead, is_substitute=True))
             elif result.status in (pb.DONE, pb.ALREADY_DONE):
                 self.stats.done += 1
             else:
