@@ -13,7 +13,8 @@
 // that has claimed, or was to resume a session, is not opened again by itself:
 // its calls fail with AWA_UNAVAILABLE.
 // Threads: an awa_connection belongs to one thread at a time. An awa_worker
-// runs its handlers in threads of its own.
+// runs its handlers in threads of its own. In a child of fork() a connection is
+// lost, to the child alone.
 // Units: *_ms are milliseconds, *_us are unix microseconds, *_bytes are bytes.
 // Strings are UTF-8 and end with NUL; JSON is passed as text.
 // Sessions: the proxy keeps a session's attempts for limits.session_grace_ms

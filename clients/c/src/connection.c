@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     PROTOCOL_MAJOR = 1,
@@ -141,6 +142,7 @@ static enum awa_code open_once(struct awa_connection *connection, const struct a
     if (own_deadline_ms < deadline_ms)
         deadline_ms = own_deadline_ms;
     connection->stream.max_frame_bytes = HELLO_MAX_FRAME_BYTES;
+    connection->stream.opened_by = getpid();
     enum awa_code code =
         awai_open_socket(connection->address, deadline_ms, &connection->stream.fd, error);
     if (code == AWA_OK)

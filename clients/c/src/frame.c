@@ -38,6 +38,16 @@ static enum awa_code lost(struct awai_stream *stream, struct awa_error *error, c
     return AWA_DEADLINE_EXCEEDED;
 }
 
+// Not in a child of the process that opened it: answers to two could not be told apart.
+static enum awa_code need_open(struct awai_stream *stream, struct awa_error *error)
+{
+    if (stream->fd >= 0 && stream->opened_by == getpid())
+        return AWA_OK;
+    awai_stream_close(stream);
+    awai_fail(error, AWA_UNAVAILABLE, "the connection is closed");
+    return AWA_UNAVAILABLE;
+}
+
 static bool wait_for(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
@@ -83,8 +93,9 @@ static enum awa_code write_all(struct awai_stream *stream, const uint8_t *bytes,
 enum awa_code awai_send(struct awai_stream *stream, const Awa__V1__ClientFrame *frame,
                         int64_t deadline_ms, struct awa_error *error)
 {
-    if (stream->fd < 0)
-        return awai_fail(error, AWA_UNAVAILABLE, "the connection is closed");
+    enum awa_code code = need_open(stream, error);
+    if (code != AWA_OK)
+        return code;
     size_t length = awa__v1__client_frame__get_packed_size(frame);
     if (length > stream->max_frame_bytes)
         return awai_fail(error, AWA_INVALID_ARGUMENT, "the request is %zu bytes, the limit is %u",
@@ -94,7 +105,7 @@ enum awa_code awai_send(struct awai_stream *stream, const Awa__V1__ClientFrame *
         return awai_out_of_memory(error);
     size_t prefix = put_varint(bytes, length);
     awa__v1__client_frame__pack(frame, bytes + prefix);
-    enum awa_code code = write_all(stream, bytes, prefix + length, deadline_ms, error);
+    code = write_all(stream, bytes, prefix + length, deadline_ms, error);
     free(bytes);
     return code;
 }
@@ -151,10 +162,11 @@ enum awa_code awai_receive(struct awai_stream *stream, int64_t deadline_ms,
                            Awa__V1__ServerFrame **frame, struct awa_error *error)
 {
     *frame = NULL;
-    if (stream->fd < 0)
-        return awai_fail(error, AWA_UNAVAILABLE, "the connection is closed");
+    enum awa_code code = need_open(stream, error);
+    if (code != AWA_OK)
+        return code;
     for (;;) {
-        enum awa_code code = take_frame(stream, frame, error);
+        code = take_frame(stream, frame, error);
         if (code != AWA_OK || *frame != NULL)
             return code;
         code = make_room(stream, error);

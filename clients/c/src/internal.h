@@ -12,6 +12,7 @@
 #include "awa/v1/awa.pb-c.h"
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
 // ---- error.c
 
@@ -30,7 +31,8 @@ AWA_CHECKED enum awa_code awai_open_socket(const char *address, int64_t deadline
 // ---- frame.c
 
 struct awai_stream {
-    int fd; // non-blocking; -1: closed
+    int fd;          // non-blocking; -1: closed
+    pid_t opened_by; // in a child of fork() it is closed at its first use
     uint32_t max_frame_bytes;
     uint8_t *in; // received, not yet handed out
     size_t in_used, in_capacity;

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import datetime
+import os
 import random
 import secrets
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
@@ -42,6 +44,7 @@ class Backoff:
 
 class Client:
     """A session with the proxy at "unix:/path" or "tcp:host:port". Calls from several threads take turns.
+    In a child of fork() its connection is lost, to the child alone.
 
     Leaving the with block says goodbye: attempts still held go back to the queue.
 
@@ -65,6 +68,7 @@ class Client:
         self._gone = False              # closed by its user
         self._connection = Connection(address, worker_name, self._timeout_s, resume=resume)
         self._turn = threading.Lock()
+        clients.add(self)
 
     @property
     def session_id(self) -> bytes:
@@ -262,3 +266,15 @@ class Client:
                 if error.code == Code.DEADLINE_EXCEEDED:
                     raise Error(Code.UNAVAILABLE, error.message) from error
                 raise
+
+
+clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def renew_turns() -> None:
+    """In a child of fork(): the thread that had the turn is not in it."""
+    for client in list(clients):
+        client._turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=renew_turns)

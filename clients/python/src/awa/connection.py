@@ -4,11 +4,13 @@ Any failure to read or write closes the connection: half a frame cannot be taken
 """
 from __future__ import annotations
 
+import os
 import re
 import select
 import socket
 import time
-from typing import Sequence
+import weakref
+from typing import Any, Sequence
 
 import awa_pb2 as pb
 
@@ -27,11 +29,11 @@ KEEPALIVE = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, s
              (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000), (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1))
 
 
-def open_unix(path: str, timeout_s: float) -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def open_one(family: int, address: Any, timeout_s: float) -> socket.socket:
+    opened = socket.socket(family, socket.SOCK_STREAM)
     try:
         opened.settimeout(timeout_s)
-        opened.connect(path)
+        opened.connect(address)
     except OSError:
         opened.close()
         raise
@@ -39,11 +41,20 @@ def open_unix(path: str, timeout_s: float) -> socket.socket:
 
 
 def open_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A peer that is gone is noticed within 30 seconds, here as in the proxy."""
-    opened = socket.create_connection((host, port), timeout_s)
-    for level, option, value in KEEPALIVE:
-        opened.setsockopt(level, option, value)
-    return opened
+    """The addresses of the host in turn, in timeout_s together. A peer that is gone is noticed
+    within 30 seconds, here as in the proxy."""
+    deadline = time.monotonic() + timeout_s
+    failure = OSError("the host has no address")
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            opened = open_one(family, address, max(0.001, deadline - time.monotonic()))
+        except OSError as why:
+            failure = why
+            continue
+        for level, option, value in KEEPALIVE:
+            opened.setsockopt(level, option, value)
+        return opened
+    raise failure
 
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:
@@ -54,10 +65,25 @@ def open_socket(address: str, timeout_s: float) -> socket.socket:
         if tcp is not None:
             return open_tcp(tcp[1] or tcp[2], int(tcp[3]), timeout_s)
         if address.startswith("unix:"):
-            return open_unix(address.removeprefix("unix:"), timeout_s)
+            return open_one(socket.AF_UNIX, address.removeprefix("unix:"), timeout_s)
     except (OSError, OverflowError) as failure:
         raise Error(Code.UNAVAILABLE, f"cannot connect to {address}: {failure}") from failure
+    except ValueError as failure:   # a NUL in the path, a name that none can be
+        raise Error(Code.INVALID_ARGUMENT, f"cannot connect to {address}: {failure}") from failure
     raise Error(Code.INVALID_ARGUMENT, "the address must look like unix:/path or tcp:host:port")
+
+
+def wait_readable(timeout_s: float, *fds: int) -> bool:
+    """By poll(): select() takes no descriptor beyond 1023."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def need_all(answered: int, asked: int, what: str) -> None:
+    if answered != asked:
+        raise Error(Code.INTERNAL, f"the proxy answered {answered} of {asked} {what}")
 
 
 def encode_frame(frame: pb.ClientFrame) -> bytes:
@@ -72,7 +98,8 @@ def encode_frame(frame: pb.ClientFrame) -> bytes:
 
 
 class Connection:
-    """One connection of a session. Not for several threads at once.
+    """One connection of a session. Not for several threads at once. In a child of fork() it is
+    closed: answers to two processes could not be told apart, and the proxy would miss the parent's end.
 
     resume is the id of a session that is to be resumed, held the receipts that the client still
     holds of it (None: it does not say).
@@ -88,6 +115,7 @@ class Connection:
         self._max_frame_bytes = HELLO_MAX_FRAME_BYTES
         deadline = time.monotonic() + timeout_s
         self.socket = open_socket(address, timeout_s)
+        connections.add(self)
         self._greet(worker_name, resume, held, deadline)
 
     def _greet(self, worker_name: str, resume: bytes, held: Sequence[bytes] | None,
@@ -137,7 +165,7 @@ class Connection:
                                                f"the limit is {self._max_frame_bytes}")
         try:
             self.socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
-            self.socket.sendall(encoded)
+            self.socket.sendall(encoded, socket.MSG_NOSIGNAL)
         except OSError as failure:
             raise self._lost(failure) from failure
         return frame.request_id
@@ -148,9 +176,8 @@ class Connection:
         while (frame := self._take_frame()) is None:
             if self.is_closed:
                 raise Error(Code.UNAVAILABLE, "the connection is closed")
-            left_s = max(0.0, deadline - time.monotonic())
             try:
-                if not select.select([self.socket], [], [], left_s)[0]:
+                if not wait_readable(deadline - time.monotonic(), self.socket.fileno()):
                     return None
                 received = self.socket.recv(READ_BYTES)
             except OSError as failure:
@@ -184,7 +211,17 @@ class Connection:
     def call(self, request: pb.ClientFrame, expected: str, deadline: float) -> pb.ServerFrame:
         """Sends request and returns its answer, which must be of the kind `expected`. An answer
         that does not come before the deadline (of time.monotonic()) closes the connection: it
-        could be taken for another's."""
+        could be taken for another's. So does whatever interrupts this, like a signal's handler."""
+        try:
+            return self._exchange(request, expected, deadline)
+        except Error:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _exchange(self, request: pb.ClientFrame, expected: str,
+                  deadline: float) -> pb.ServerFrame:
         request_id = self.send(request, max(0.001, deadline - time.monotonic()))
         while True:     # past the notices: they are for those who wait for nothing in particular
             answer = self.receive(max(0.0, deadline - time.monotonic()))
@@ -201,3 +238,14 @@ class Connection:
         if kind == "error":
             raise Error.from_wire(answer.error)
         raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
+
+
+connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def close_in_child() -> None:
+    for connection in list(connections):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=close_in_child)

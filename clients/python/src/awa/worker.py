@@ -18,13 +18,13 @@ import dataclasses
 import logging
 import os
 import random
-import select
 import time
+import weakref
 from typing import Callable, Sequence
 
 import awa_pb2 as pb
 
-from .connection import Connection
+from .connection import Connection, need_all, wait_readable
 from .errors import Code, Error
 from .types import Complete, Job, Outcome, Retry
 
@@ -98,6 +98,7 @@ class Worker:
         self._finished: collections.deque[Finished] = collections.deque()   # to be sent
         self._sent: dict[int, list[Finished]] = {}                          # by request id
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False  # stop() may come after run()
         self._stopping = False
         self._draining = False                  # says the proxy
         self._session_id = b""                  # to resume
@@ -122,8 +123,6 @@ class Worker:
         finally:
             self._connection.close()
             self._pool.shutdown(cancel_futures=True)
-            wake_fd, self._wake_fd = self._wake_fd, -1
-            os.close(wake_fd)
 
     # The loop
 
@@ -208,12 +207,11 @@ class Worker:
         pause_s = self._paused_until - time.monotonic()
         if 0 < pause_s < timeout_s:
             timeout_s = pause_s
-        select.select([self._connection.socket.fileno(), self._wake_fd], [], [], timeout_s)
+        wait_readable(timeout_s, self._connection.socket.fileno(), self._wake_fd)
         self._drain_wakes()
 
     def _wake(self) -> None:
-        if self._wake_fd >= 0:      # else run() is over
-            os.eventfd_write(self._wake_fd, 1)
+        os.eventfd_write(self._wake_fd, 1)
 
     def _drain_wakes(self) -> None:
         try:
@@ -233,7 +231,7 @@ class Worker:
         backoff_s = BACKOFF_MIN_S
         while True:
             if not self._stopping:
-                select.select([self._wake_fd], [], [], backoff_s * random.uniform(0.5, 1))
+                wait_readable(backoff_s * random.uniform(0.5, 1), self._wake_fd)
                 self._drain_wakes()
             try:
                 self._collect()
