@@ -56,6 +56,9 @@ static enum awa_code receive_answer(struct awa_connection *connection, int64_t d
             (*answer)->answer_case != AWA__V1__SERVER_FRAME__ANSWER_NOTICE)
             return code;
         awa__v1__server_frame__free_unpacked(*answer, NULL);
+        *answer = NULL;
+        if (awai_now_ms() >= deadline_ms)
+            return AWA_OK;
     }
 }
 
@@ -74,7 +77,8 @@ static enum awa_code exchange(struct awa_connection *connection,
         return code;
     if (*answer == NULL) {
         awai_stream_close(&connection->stream);
-        return awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy did not answer in time");
+        awai_fail(error, AWA_DEADLINE_EXCEEDED, "the proxy did not answer in time");
+        return AWA_DEADLINE_EXCEEDED;
     }
     bool own = (*answer)->request_id == connection->last_request_id;
     if (own && (int)(*answer)->answer_case == (int)kind)
@@ -90,8 +94,12 @@ static enum awa_code exchange(struct awa_connection *connection,
     return code;
 }
 
-static void take_hello(struct awa_connection *connection, const Awa__V1__HelloOk *ok)
+static enum awa_code take_hello(struct awa_connection *connection, const Awa__V1__HelloOk *ok,
+                                struct awa_error *error)
 {
+    if (ok->max_frame_bytes == 0 || ok->max_jobs_per_enqueue == 0 || ok->max_claim_jobs == 0 ||
+        ok->max_items_per_finish == 0 || ok->idle_timeout_ms == 0)
+        return awai_fail(error, AWA_INTERNAL, "the proxy says that a limit is 0");
     connection->limits = (struct awa_limits){
         .max_frame_bytes = ok->max_frame_bytes,
         .max_args_bytes = ok->max_args_bytes,
@@ -107,6 +115,7 @@ static void take_hello(struct awa_connection *connection, const Awa__V1__HelloOk
     if (ok->session_id.len == sizeof connection->session.id)
         memcpy(connection->session.id, ok->session_id.data, sizeof connection->session.id);
     connection->stream.max_frame_bytes = ok->max_frame_bytes;
+    return AWA_OK;
 }
 
 static enum awa_code say_hello(struct awa_connection *connection, const struct awa_session *resume,
@@ -129,9 +138,9 @@ static enum awa_code say_hello(struct awa_connection *connection, const struct a
                                   deadline_ms, &answer, error);
     if (code != AWA_OK)
         return code;
-    take_hello(connection, answer->hello_ok);
+    code = take_hello(connection, answer->hello_ok, error);
     awa__v1__server_frame__free_unpacked(answer, NULL);
-    return AWA_OK;
+    return code;
 }
 
 // Of a connection that is closed. It still is when this fails.
@@ -170,10 +179,11 @@ bool awai_back_off(int *backoff_ms, int64_t deadline_ms)
 
 // Between two requests: closes what the proxy has ended meanwhile, so that
 // nothing is sent into it whose outcome would be unknown.
-static void close_if_ended(struct awa_connection *connection)
+static void close_if_ended(struct awa_connection *connection, int64_t deadline_ms)
 {
     Awa__V1__ServerFrame *frame;
-    while (awai_receive(&connection->stream, 0, &frame, NULL) == AWA_OK && frame != NULL) {
+    while (awai_now_ms() < deadline_ms &&
+           awai_receive(&connection->stream, 0, &frame, NULL) == AWA_OK && frame != NULL) {
         if (frame->answer_case != AWA__V1__SERVER_FRAME__ANSWER_NOTICE)
             awai_stream_close(&connection->stream); // an Error of the connection
         awa__v1__server_frame__free_unpacked(frame, NULL);
@@ -188,7 +198,7 @@ static enum awa_code be_connected(struct awa_connection *connection, int64_t dea
     int backoff_ms = 0;
     if (connection->may_hold)
         return AWA_OK;
-    close_if_ended(connection);
+    close_if_ended(connection, deadline_ms);
     while (connection->stream.fd < 0) {
         enum awa_code code = open_once(connection, NULL, NULL, deadline_ms, &failure);
         if (code == AWA_OK)
@@ -307,7 +317,7 @@ enum awa_code awa_goodbye(awa_connection *connection, uint32_t *released, struct
     Awa__V1__ServerFrame *answer = NULL;
     enum awa_code code = AWA_OK;
     if (!connection->may_hold)
-        close_if_ended(connection);
+        close_if_ended(connection, deadline_ms);
     if (connection->may_hold || connection->stream.fd >= 0) // else there is nothing to hand back
         code = exchange(connection, AWA__V1__CLIENT_FRAME__REQUEST_GOODBYE, &goodbye, deadline_ms,
                         &answer, error);

@@ -119,7 +119,8 @@ void awai_finish_to_wire(struct awai_wire_finish *wire, const struct awa_receipt
                          const struct awa_outcome *how);
 // Points into *receipts. To be freed with free(); NULL when there is no memory.
 Awa__V1__Heartbeat *awai_heartbeat_to_wire(const struct awa_receipt *receipts, size_t count);
-// One allocation, to be freed with free(); NULL when there is no memory.
-struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire);
+// One allocation in *job, to be freed with free().
+AWA_CHECKED enum awa_code awai_job_from_wire(const Awa__V1__Job *wire, struct awa_job **job,
+                                             struct awa_error *error);
 
 #endif

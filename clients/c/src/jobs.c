@@ -90,15 +90,18 @@ static const char *keep(char **free_space, const void *bytes, size_t length)
     return kept;
 }
 
-struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire)
+enum awa_code awai_job_from_wire(const Awa__V1__Job *wire, struct awa_job **out,
+                                 struct awa_error *error)
 {
+    size_t receipt_bytes = wire->receipt.len;
+    if (receipt_bytes == 0 || receipt_bytes > sizeof(*out)->receipt.bytes)
+        return awai_fail(error, AWA_INTERNAL, "the proxy sent a job with a receipt of %zu bytes",
+                         receipt_bytes);
     size_t text_bytes = strlen(wire->queue) + strlen(wire->kind) + strlen(wire->traceparent) +
                         wire->args.len + wire->metadata.len + 5;
     struct awai_job *made = malloc(sizeof *made + text_bytes);
-    if (made == NULL || wire->receipt.len > sizeof made->job.receipt.bytes) {
-        free(made);
-        return NULL;
-    }
+    if (made == NULL)
+        return awai_out_of_memory(error);
     char *space = (char *)(made + 1);
     struct awa_job *job = &made->job; // the first member, so freeing it frees all
     atomic_init(&made->lost, false);
@@ -108,15 +111,16 @@ struct awa_job *awai_job_from_wire(const Awa__V1__Job *wire)
         .attempt = wire->attempt,
         .max_attempts = wire->max_attempts,
         .created_at_us = wire->created_at_us,
-        .receipt.length_bytes = (uint8_t)wire->receipt.len,
+        .receipt.length_bytes = (uint8_t)receipt_bytes,
     };
-    memcpy(job->receipt.bytes, wire->receipt.data, wire->receipt.len);
+    memcpy(job->receipt.bytes, wire->receipt.data, receipt_bytes);
     job->queue = keep(&space, wire->queue, strlen(wire->queue));
     job->kind = keep(&space, wire->kind, strlen(wire->kind));
     job->args = keep(&space, wire->args.data, wire->args.len);
     job->metadata = keep(&space, wire->metadata.data, wire->metadata.len);
     job->traceparent = keep(&space, wire->traceparent, strlen(wire->traceparent));
-    return job;
+    *out = job;
+    return AWA_OK;
 }
 
 bool awa_job_lost(const struct awa_job *job)
@@ -138,10 +142,10 @@ static enum awa_code jobs_from_wire(const Awa__V1__ClaimOk *ok, struct awa_job *
     if (*jobs == NULL)
         return awai_out_of_memory(error);
     for (*count = 0; *count < ok->n_jobs; (*count)++) {
-        (*jobs)[*count] = awai_job_from_wire(ok->jobs[*count]);
-        if ((*jobs)[*count] == NULL) {
+        enum awa_code code = awai_job_from_wire(ok->jobs[*count], &(*jobs)[*count], error);
+        if (code != AWA_OK) {
             awa_jobs_free(*jobs, *count);
-            return awai_out_of_memory(error);
+            return code;
         }
     }
     return AWA_OK;

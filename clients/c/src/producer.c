@@ -57,9 +57,11 @@ static void take_results(const Awa__V1__EnqueueOk *ok, struct awa_enqueue_result
 {
     for (size_t i = 0; i < ok->n_results; i++) {
         const Awa__V1__EnqueueResult *wire = ok->results[i];
-        results[i] = (struct awa_enqueue_result){.job_id = wire->job_id};
+        results[i] = (struct awa_enqueue_result){.job_id = wire->job_id > 0 ? wire->job_id : 0};
         if (wire->error != NULL)
             awai_fail_from_wire(&results[i].error, wire->error);
+        else if (wire->job_id <= 0)
+            awai_fail(&results[i].error, AWA_INTERNAL, "the proxy said neither an id nor an error");
     }
 }
 

@@ -53,6 +53,7 @@ struct awa_worker {
     struct task_list sent;    // in a Finish that is not answered
     struct task_list waiting; // for a connection: what has not started
     uint64_t claim_id;        // request id of the Claim in flight; 0: none
+    size_t claim_jobs;        // that it asks for
     uint64_t cancelled_id;    // of the Claim that a CancelRequest names
     uint64_t goodbye_id;      // the same for Goodbye
     bool parted;              // Goodbye is answered
@@ -93,6 +94,7 @@ static enum awa_code send_claim(struct awa_worker *worker, struct awa_error *err
     enum awa_code code =
         awai_send_request(worker->connection, AWA__V1__CLIENT_FRAME__REQUEST_CLAIM, &claim, error);
     worker->claim_id = worker->connection->last_request_id;
+    worker->claim_jobs = wanted;
     return code;
 }
 
@@ -248,17 +250,27 @@ static enum awa_code send_goodbye(struct awa_worker *worker, struct awa_error *e
 
 // ---- Answers
 
-static enum awa_code on_jobs(struct awa_worker *worker, const Awa__V1__ClaimOk *ok,
-                             struct awa_error *error)
+static enum awa_code not_asked_for(struct awa_error *error)
 {
+    return awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+}
+
+static enum awa_code on_jobs(struct awa_worker *worker, uint64_t request_id,
+                             const Awa__V1__ClaimOk *ok, struct awa_error *error)
+{
+    if (worker->claim_id == 0 || request_id != worker->claim_id || ok->n_jobs > worker->claim_jobs)
+        return not_asked_for(error);
     worker->claim_id = 0;
     if (is_leaving(worker))
         return release_unwanted(worker, ok, error);
     for (size_t i = 0; i < ok->n_jobs; i++) {
         struct task *task = calloc(1, sizeof *task);
-        if (task == NULL || (task->job = awai_job_from_wire(ok->jobs[i])) == NULL) {
-            free(task);
+        if (task == NULL)
             return awai_out_of_memory(error);
+        enum awa_code code = awai_job_from_wire(ok->jobs[i], &task->job, error);
+        if (code != AWA_OK) {
+            free(task);
+            return code;
         }
         awai_pool_push_ready(&worker->pool, task);
     }
@@ -377,7 +389,8 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
 {
     worker->last_heard_ms = awai_now_ms();
     switch (frame->answer_case) {
-    case AWA__V1__SERVER_FRAME__ANSWER_CLAIM_OK: return on_jobs(worker, frame->claim_ok, error);
+    case AWA__V1__SERVER_FRAME__ANSWER_CLAIM_OK:
+        return on_jobs(worker, frame->request_id, frame->claim_ok, error);
     case AWA__V1__SERVER_FRAME__ANSWER_FINISH_OK:
         return on_finish_ok(worker, frame->request_id, frame->finish_ok, error);
     case AWA__V1__SERVER_FRAME__ANSWER_ERROR:
@@ -396,7 +409,7 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
     case AWA__V1__SERVER_FRAME__ANSWER__NOT_SET:
     case _AWA__V1__SERVER_FRAME__ANSWER__CASE_IS_INT_SIZE: break;
     }
-    return awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+    return not_asked_for(error);
 }
 
 static enum awa_code receive_what_is_there(struct awa_worker *worker, struct awa_error *error)

@@ -13,7 +13,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import awa_pb2 as pb
 
-from .connection import Connection
+from .connection import Connection, need_all
 from .errors import Code, Error
 from .types import (MILLISECOND, EnqueueResult, FinishResult, Job, NewJob, Outcome, QueueCounts)
 
@@ -98,11 +98,11 @@ class Client:
         cannot hold any is no failure."""
         with self._turn:
             released = 0
+            deadline = time.monotonic() + self._timeout_s
             if not self._may_hold:
-                self._connection.close_if_ended()
+                self._connection.close_if_ended(deadline)
             if self._may_hold or not self._connection.is_closed:
                 request = pb.ClientFrame(goodbye=pb.Goodbye())
-                deadline = time.monotonic() + self._timeout_s
                 answer = self._connection.call(request, "goodbye_ok", deadline)
                 released = answer.goodbye_ok.released
             self.close()
@@ -166,6 +166,7 @@ class Client:
 
     def _send_once(self, enqueue: pb.Enqueue, deadline: float) -> list[EnqueueResult]:
         answer = self._call_until(pb.ClientFrame(enqueue=enqueue), "enqueue_ok", deadline)
+        need_all(len(answer.enqueue_ok.results), len(enqueue.jobs), "jobs")
         return [EnqueueResult.from_wire(result) for result in answer.enqueue_ok.results]
 
     def _send_until_known(self, enqueue: pb.Enqueue, deadline: float) -> list[EnqueueResult]:
@@ -220,18 +221,21 @@ class Client:
         """Ends 1 to 1,000 attempts; one result an item. Safe to resend."""
         finish = pb.Finish(items=[outcome.to_wire(job.receipt) for job, outcome in items])
         answer = self._call(pb.ClientFrame(finish=finish), "finish_ok")
+        need_all(len(answer.finish_ok.results), len(finish.items), "items")
         return [FinishResult.from_wire(result) for result in answer.finish_ok.results]
 
     def release(self, jobs: Iterable[Job]) -> list[FinishResult]:
         """Hands 1 to 1,000 attempts back untouched; one result a job."""
         release = pb.Release(receipts=[job.receipt for job in jobs])
         answer = self._call(pb.ClientFrame(release=release), "release_ok")
+        need_all(len(answer.release_ok.results), len(release.receipts), "items")
         return [FinishResult.from_wire(result) for result in answer.release_ok.results]
 
     def heartbeat(self, jobs: Iterable[Job]) -> list[bool]:
         """Whether this session still holds these 1 to 1,000 attempts, in order."""
         items = [pb.HeartbeatItem(receipt=job.receipt) for job in jobs]
         answer = self._call(pb.ClientFrame(heartbeat=pb.Heartbeat(items=items)), "heartbeat_ok")
+        need_all(len(answer.heartbeat_ok.statuses), len(items), "receipts")
         return [status == pb.HEARTBEAT_OK for status in answer.heartbeat_ok.statuses]
 
     def queue_counts(self, queue: str) -> QueueCounts:
@@ -254,7 +258,7 @@ class Client:
         """Whatever goes wrong here, the request that needs the connection is surely not done."""
         if self._may_hold or self._gone:
             return
-        self._connection.close_if_ended()
+        self._connection.close_if_ended(deadline)
         backoff = Backoff(deadline)
         while self._connection.is_closed:
             left_s = max(0.001, deadline - time.monotonic())

@@ -22,7 +22,8 @@ READ_BYTES = 256 * 1024
 HELLO_MAX_FRAME_BYTES = 1 << 20     # until the proxy has told its limit
 HELD_MAX = 8192
 PORT_MAX = 65535
-
+LIMITS = ("max_frame_bytes", "max_jobs_per_enqueue", "max_claim_jobs", "max_items_per_finish",
+          "idle_timeout_ms")
 
 KEEPALIVE = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
              (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10), (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
@@ -127,6 +128,9 @@ class Connection:
             hello.held.receipts.extend(held)
         try:
             self.limits = self.call(pb.ClientFrame(hello=hello), "hello_ok", deadline).hello_ok
+            for name in LIMITS:
+                if getattr(self.limits, name) == 0:
+                    raise Error(Code.INTERNAL, f"the proxy says that {name} is 0")
         except Error:
             self.close()
             raise
@@ -143,11 +147,11 @@ class Connection:
         self.close()
         return Error(Code.DEADLINE_EXCEEDED, f"the connection was lost: {how}")
 
-    def close_if_ended(self) -> None:
+    def close_if_ended(self, deadline: float) -> None:
         """Between two requests: closes what the proxy has ended meanwhile, so that nothing is
         sent into it whose outcome would be unknown."""
         try:
-            while (frame := self.receive(0)) is not None:
+            while (frame := self.receive(0)) is not None and time.monotonic() < deadline:
                 if not frame.HasField("notice"):
                     self.close()    # an Error of the connection
         except Error:
@@ -226,6 +230,9 @@ class Connection:
         while True:     # past the notices: they are for those who wait for nothing in particular
             answer = self.receive(max(0.0, deadline - time.monotonic()))
             if answer is None or not answer.HasField("notice"):
+                break
+            if time.monotonic() >= deadline:
+                answer = None
                 break
         if answer is None:
             raise self._lost("the proxy did not answer in time")

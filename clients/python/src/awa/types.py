@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Mapping
 
 import awa_pb2 as pb
 
-from .errors import Error
+from .errors import Code, Error
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 MICROSECOND = datetime.timedelta(microseconds=1)
@@ -169,6 +169,8 @@ class FinishResult:
 
     @classmethod
     def from_wire(cls, wire: pb.FinishResult) -> FinishResult:
+        if wire.status not in list(FinishStatus):
+            raise Error(Code.INTERNAL, f"the proxy answered with the unknown status {wire.status}")
         return cls(FinishStatus(wire.status),
                    Error.from_wire(wire.error) if wire.HasField("error") else None)
 

@@ -35,6 +35,7 @@ logger = logging.getLogger("awa")
 CONNECT_TIMEOUT_S = 5.0
 CLAIM_WAIT_MS = 20_000
 PAUSE_S = 0.1               # before a request that failed is repeated
+NOT_ASKED_FOR = "the proxy sent an answer that was not asked for"
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 
 
@@ -139,7 +140,7 @@ class Worker:
 
     def _run_session(self) -> bool:
         """True when all is done, False when there is to be another connection."""
-        self._claim_id = self._goodbye_id = self._cancelled_id = 0
+        self._claim_id = self._goodbye_id = self._cancelled_id = self._claim_jobs = 0
         self._parted = False
         self._paused_until = 0.0
         self._last_heard = self._last_pinged = time.monotonic()
@@ -262,6 +263,7 @@ class Worker:
             wait_ms = min(CLAIM_WAIT_MS, self._connection.limits.max_wait_ms)
             claim = pb.Claim(queues=self._queues, max_jobs=wanted, wait_ms=wait_ms)
             self._claim_id = self._connection.send(pb.ClientFrame(claim=claim))
+            self._claim_jobs = wanted
 
     def _send_finishes(self) -> None:
         while self._finished:
@@ -311,7 +313,7 @@ class Worker:
         self._last_heard = time.monotonic()
         match frame.WhichOneof("answer"):
             case "claim_ok":
-                self._on_jobs(frame.claim_ok)
+                self._on_jobs(frame.request_id, frame.claim_ok)
             case "finish_ok":
                 self._on_finish_ok(frame.request_id, frame.finish_ok)
             case "error":
@@ -325,10 +327,12 @@ class Worker:
             case "pong" | "release_ok" | "cancel_request_ok":
                 pass
             case _:
-                raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
+                raise Error(Code.INTERNAL, NOT_ASKED_FOR)
 
-    def _on_jobs(self, claim_ok: pb.ClaimOk) -> None:
-        self._claim_id = 0
+    def _on_jobs(self, request_id: int, claim_ok: pb.ClaimOk) -> None:
+        if request_id != self._claim_id or len(claim_ok.jobs) > self._claim_jobs:
+            raise Error(Code.INTERNAL, NOT_ASKED_FOR)
+        self._claim_id = self._claim_jobs = 0
         if self._leaving:
             if self._goodbye_id == 0:   # else Goodbye hands them back
                 self._release([wire.receipt for wire in claim_ok.jobs])
@@ -363,7 +367,9 @@ class Worker:
                 self._futures[future].lost.set()
 
     def _on_finish_ok(self, request_id: int, finish_ok: pb.FinishOk) -> None:
-        for done, result in zip(self._sent.pop(request_id, []), finish_ok.results):
+        sent = self._sent.pop(request_id, [])
+        need_all(len(finish_ok.results), len(sent), "items")
+        for done, result in zip(sent, finish_ok.results):
             if result.status == pb.STATUS_ABORTED:
                 self._finished.append(done)
                 self._pause()
@@ -380,7 +386,7 @@ class Worker:
         if request_id == 0 or not wire.retryable:
             raise Error.from_wire(wire)
         if request_id == self._claim_id:
-            self._claim_id = 0
+            self._claim_id = self._claim_jobs = 0
         self._finished += self._sent.pop(request_id, [])
         self._pause()
 
