@@ -126,10 +126,13 @@ static bool check_encoding(struct migrator *m)
     return refuse("the encoding of the database is %s: it must be UTF8", encoding);
 }
 
+/* A migration may take longer than the role's other statements are meant to. */
 static bool lock_schema(struct migrator *m)
 {
     char sql[SQL_BYTES_MAX];
-    snprintf(sql, sizeof sql, "SET client_min_messages = warning; SET lock_timeout = %d",
+    snprintf(sql, sizeof sql,
+             "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0;"
+             " SET client_min_messages = warning; SET lock_timeout = %d",
              LOCK_WAIT_MS);
     if (!run(m, "session settings", sql))
         return false;

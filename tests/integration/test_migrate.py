@@ -80,6 +80,19 @@ def test_notices_are_silent(migrate, cluster, database):
                         migrate().stderr)
 
 
+def test_no_limit_of_the_role_ends_a_migration(migrate, cluster, database):
+    name = database.split("/")[3].split("?")[0]
+    cluster.execute("CREATE FUNCTION public.look() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN"
+                    " ASSERT current_setting('statement_timeout') = '0';"
+                    " ASSERT current_setting('idle_in_transaction_session_timeout') = '0'; END $$;"
+                    " CREATE EVENT TRIGGER look ON ddl_command_end EXECUTE FUNCTION public.look();"
+                    f" ALTER ROLE awa_owner IN DATABASE {name} SET statement_timeout = '10s';"
+                    f" ALTER ROLE awa_owner IN DATABASE {name} SET idle_in_transaction_session_timeout = '10s'",
+                    database=name)
+    done = migrate()
+    assert done.returncode == 0, done.stderr
+
+
 def test_functions_are_pinned_to_the_schema_asked_for(migrate, database):
     assert migrate("--schema", "other").returncode == 0
     with connected(database) as cursor:
