@@ -202,7 +202,7 @@ static bool read_identity(struct pipe *pipe)
         return false;
     for (int i = 0; i < COLUMNS; i++) {
         struct bytes value = bytes_of(PQgetvalue(rows, 0, i), (size_t)PQgetlength(rows, 0, i));
-        bool standby = i == TIMELINE && PQgetisnull(rows, 0, i); /* refuses all writes anyway */
+        bool standby = i == TIMELINE && PQgetisnull(rows, 0, i);
         if (!standby && !value_int(value, widths[i], &fields[i]))
             return false;
     }
@@ -213,12 +213,24 @@ static bool read_identity(struct pipe *pipe)
     return pipe->backend.pid != 0;
 }
 
+/* The calls of a standby would fail in many ways, XX000 among them. */
+static void break_as_standby(struct pipe *pipe)
+{
+    struct err err;
+
+    err_set(&err, CODE_UNAVAILABLE, "the server is a standby: it takes no writes");
+    err_set_sqlstate(&err, "25006");
+    pipe_break(pipe, &err);
+}
+
 static void end_preparing(struct pipe *pipe)
 {
     if (pipe->failed)
         pipe_break(pipe, &pipe->err);
     else if (!read_identity(pipe))
         break_with_text(pipe, "Postgres did not say which backend it is");
+    else if (pipe->backend.server.timeline == 0)
+        break_as_standby(pipe);
     else
         set_state(pipe, PIPE_READY);
 }

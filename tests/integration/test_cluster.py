@@ -508,6 +508,35 @@ def test_a_host_that_says_nothing_does_not_hide_the_next(start, cluster, own_dat
         assert len(client.claim("q", wait_ms=5000)) == 1
 
 
+def test_a_standby_is_left_alone_until_it_is_promoted(awa_proxy, tmp_path_factory):
+    """Also where the URL would have any server: a call there fails in ways that say nothing of a standby."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="awa-"))  # the server is another user
+    directory.chmod(0o755)
+    own = Cluster(directory / "pg")
+    url = own.url() + "&target_session_attrs=any"
+    proxy = None
+    try:
+        own.tool("start")
+        subprocess.run([awa_proxy, "migrate", "--database", own.url()], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        own.tool("stop")
+        (own.dir / "data/standby.signal").touch()
+        own.tool("start")
+        proxy = Proxy(awa_proxy, tmp_path_factory.mktemp("proxy"), url, *OPTIONS)
+        wait_for(lambda: "event=pg_connect_failed" in proxy.log())
+        client = Client(proxy.socket)
+        request = client.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")]))
+        wait_for(lambda: 'pool=data sqlstate=25006 reason="the server is a standby: it takes no writes"' in proxy.log())
+        own.execute("SELECT pg_promote()")
+        assert client.answer(request).enqueue_ok.results[0].job_id > 0
+        client.close()
+        assert proxy.stop() == 0, proxy.log()
+    finally:
+        if proxy is not None:
+            proxy.end()
+        own.tool("destroy")
+        directory.rmdir()
+
+
 def test_ptrap_06_before_the_server_exists_and_restarts(awa_proxy, tmp_path_factory):
     directory = pathlib.Path(tempfile.mkdtemp(prefix="awa-"))  # the server is another user
     directory.chmod(0o755)
