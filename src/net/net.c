@@ -38,7 +38,7 @@ struct connection {
     struct buf input; /* the beginning of a frame that is not complete */
     struct buf output;
     uint64_t written_bytes;   /* of all output so far */
-    uint64_t frame_since_us;  /* 0: no frame is arriving */
+    uint64_t frame_since_us;  /* 0: no frame is arriving, or it is not read */
     uint64_t output_since_us; /* 0: nothing is stuck */
     bool reading;             /* what the session wants */
     bool resumed;             /* input may hold frames that were not looked at */
@@ -114,7 +114,7 @@ static uint64_t deadline_us(const struct connection *connection)
 
     if (connection->state == CONNECTION_LINGERING)
         return connection->deadline.at_us;
-    if (connection->frame_since_us != 0 && wants_input(connection))
+    if (connection->frame_since_us != 0)
         at_us = connection->frame_since_us + (uint64_t)FRAME_MS * US_PER_MS;
     if (connection->output_since_us != 0) {
         uint64_t stall_us = connection->output_since_us + (uint64_t)OUTPUT_STALL_MS * US_PER_MS;
@@ -209,9 +209,10 @@ static size_t take_frames(struct connection *connection, struct bytes input)
     return used;
 }
 
+/* While we do not read it, it is not the peer that is slow. */
 static void note_frame_progress(struct connection *connection, size_t used)
 {
-    if (buf_len(&connection->input) == 0)
+    if (buf_len(&connection->input) == 0 || !wants_input(connection))
         connection->frame_since_us = 0;
     else if (used > 0 || connection->frame_since_us == 0)
         connection->frame_since_us = clock_mono_us();
@@ -447,6 +448,7 @@ static void turn_connection(struct connection *connection)
         loop_again(net->loop);
         return;
     }
+    note_frame_progress(connection, 0);
     update_watch(connection);
     update_deadline(connection);
 }
