@@ -185,10 +185,11 @@ static void on_ready(void *ctx, unsigned ready)
             listener->on_accept(listener->ctx, fd);
             continue;
         }
+        if (errno == ECONNABORTED || errno == EINTR)
+            continue;
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accepting(listener);
-        if (errno != ECONNABORTED && errno != EINTR)
-            return;
+        return;
     }
 }
 

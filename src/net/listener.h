@@ -2,9 +2,9 @@
  *
  * What: binds a Unix socket with mode 0660, replaces the socket file of a dead process, refuses to
  * take that of a living one, and removes its own at the end. Accepted TCP sockets send at once and
- * notice a peer that is gone. When file descriptors run out it accepts
- * and closes one client politely (with a spare descriptor), then pauses: a listener that stays
- * readable would spin the loop.
+ * notice a peer that is gone. When file descriptors run out it accepts and closes one client
+ * politely (with a spare descriptor), then pauses: a listener that stays readable would spin the
+ * loop.
  */
 #ifndef NET_LISTENER_H
 #define NET_LISTENER_H
