@@ -91,7 +91,7 @@ void loop_run(struct loop *loop)
     while (!loop->stop) {
         int flags = EVLOOP_ONCE | (loop->again ? EVLOOP_NONBLOCK : 0);
         loop->again = false;
-        event_base_loop(loop->base, flags);
+        CHECK(event_base_loop(loop->base, flags) >= 0); /* else it would not wait, but spin */
         for (unsigned i = 0; i < loop->hook_count; i++)
             loop->hooks[i].run(loop->hooks[i].ctx);
     }
