@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "base/limits.h"
+#include "base/utf8.h"
 #include "pg/rows.h"
-#include "wire/utf8.h"
 
 static struct bytes field(const PGresult *rows, int row, int column)
 {

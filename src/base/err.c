@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 const char *code_name(enum code code)
 {
     switch (code) {
@@ -45,6 +47,7 @@ enum code err_set(struct err *err, enum code code, const char *format, ...)
     va_start(args, format);
     vsnprintf(err->message, sizeof err->message, format, args);
     va_end(args);
+    utf8_mend(err->message);
     return code;
 }
 

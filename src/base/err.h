@@ -45,7 +45,7 @@ struct err {
 #define PRINTF_LIKE(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 
 /* Fills *err and returns its code, so that `return err_set(...)` reads well. The SQLSTATE is
- * cleared. */
+ * cleared. The message is cut to fit, and is UTF-8 whatever it was made of: clients are told it. */
 enum code err_set(struct err *err, enum code code, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* Keeps what err_set wrote and adds the SQLSTATE (five characters; NULL or shorter is ignored). */

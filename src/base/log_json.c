@@ -8,23 +8,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { NUMBER_DIGITS_MAX = 15 }; /* more than that and a double would round */
+#include "base/utf8.h"
 
-/* How many bytes the UTF-8 character at `at` has; 0 when it is none. Not exact about which are
- * assigned: it only has to keep the object readable. */
-static size_t character_len(const char *at)
-{
-    const unsigned char *byte = (const unsigned char *)at;
-    size_t len = byte[0] < 0x80                      ? 1
-                 : byte[0] >= 0xc2 && byte[0] < 0xe0 ? 2
-                 : byte[0] >= 0xe0 && byte[0] < 0xf0 ? 3
-                 : byte[0] >= 0xf0 && byte[0] < 0xf5 ? 4
-                                                     : 0;
-    for (size_t i = 1; i < len; i++)
-        if ((byte[i] & 0xc0) != 0x80)
-            return 0;
-    return len;
-}
+enum { NUMBER_DIGITS_MAX = 15 }; /* more than that and a double would round */
 
 static char *put(char *out, const char *text, size_t len)
 {
@@ -36,9 +22,9 @@ static char *put_string(char *out, const char *text, size_t len)
 {
     *out++ = '"';
     for (size_t i = 0, step = 0; i < len; i += step) {
-        size_t character = character_len(text + i);
-        step = character > 0 && i + character <= len ? character : 1;
-        if (character == 0 || i + character > len || (unsigned char)text[i] < ' ')
+        size_t character = utf8_character((const uint8_t *)text + i, len - i);
+        step = character > 0 ? character : 1;
+        if (character == 0 || (unsigned char)text[i] < ' ')
             *out++ = '?';
         else if (text[i] == '"' || text[i] == '\\')
             out = put(put(out, "\\", 1), text + i, 1);

@@ -3,7 +3,7 @@
 #include "wire/json_scan.h"
 
 #include "base/limits.h"
-#include "wire/utf8.h"
+#include "base/utf8.h"
 
 static_assert(JSON_DEPTH_MAX <= 64, "a level is one bit of `objects`");
 

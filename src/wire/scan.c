@@ -7,7 +7,7 @@
 
 #include "awa/v1/awa.pb-c.h"
 #include "base/check.h"
-#include "wire/utf8.h"
+#include "base/utf8.h"
 
 enum {
     /* All fields of a frame together; bounds the time of a scan. A full Enqueue has 9 a job. */

@@ -1,8 +1,6 @@
 /* utf8: see utf8.h. Each lead byte fixes the range of the byte after it; that range is what
  * excludes overlong forms, surrogates and code points that do not exist. */
-#include "wire/utf8.h"
-
-#include <string.h>
+#include "base/utf8.h"
 
 struct lead {
     uint8_t last; /* the highest lead byte this row is for; the rows are in order */
@@ -23,8 +21,8 @@ static bool is_tail(uint8_t byte)
     return (byte & 0xc0) == 0x80;
 }
 
-/* The length of the multi-byte character at `at`; 0 when it is none. */
-static size_t character_bytes(const uint8_t *at, size_t left)
+/* Of a character that is not ASCII. */
+static size_t multibyte_character(const uint8_t *at, size_t left)
 {
     const struct lead *lead = leads;
 
@@ -38,6 +36,13 @@ static size_t character_bytes(const uint8_t *at, size_t left)
             return 0;
     }
     return (size_t)lead->tail_bytes + 1;
+}
+
+size_t utf8_character(const uint8_t *at, size_t left)
+{
+    if (left == 0 || at[0] == '\0')
+        return 0;
+    return at[0] < 0x80 ? 1 : multibyte_character(at, left);
 }
 
 /* Eight bytes that are all ASCII and not NUL: nearly all text is, and this is on the hot path. */
@@ -60,11 +65,25 @@ bool utf8_valid(struct bytes text)
             at += sizeof(uint64_t);
             continue;
         }
-        uint8_t byte = text.data[at];
-        size_t len = byte < 0x80 ? byte != 0 : character_bytes(text.data + at, text.len - at);
+        size_t len = utf8_character(text.data + at, text.len - at);
         if (len == 0)
             return false;
         at += len;
     }
     return true;
+}
+
+void utf8_mend(char *text)
+{
+    size_t left = strlen(text);
+
+    while (left > 0) {
+        size_t len = utf8_character((const uint8_t *)text, left);
+        if (len == 0) {
+            *text = '?';
+            len = 1;
+        }
+        text += len;
+        left -= len;
+    }
 }
