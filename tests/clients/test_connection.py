@@ -1,4 +1,5 @@
 """Connections that go wrong: the code tells what is known about the request."""
+import contextlib
 import inspect
 import pathlib
 import re
@@ -68,6 +69,25 @@ def test_connection_lost_after_the_request(driver, fake):
     driver.connect(fake.address, request_timeout_ms=500)
     assert code_of(driver.ping) == "DEADLINE_EXCEEDED"    # not known
     assert code_of(driver.ping) == "UNAVAILABLE"          # surely not done
+
+
+def test_a_request_may_be_as_long_as_the_limit(driver, fake):
+    limit = 300
+    sizes = []
+
+    def script(session):
+        session.greet(max_frame_bytes=limit)
+        with contextlib.suppress(EOFError):
+            while True:
+                frame = session.expect("enqueue")
+                sizes.append(frame.ByteSize())
+                session.answer(frame, enqueue_ok=pb.EnqueueOk(results=[pb.EnqueueResult(job_id=1)]))
+    play(fake, script)
+    driver.connect(fake.address)
+    with pytest.raises(drivers.CallError) as raised:
+        for length in range(limit):
+            driver.enqueue({"queue": "q", "kind": "k", "args": "x" * length})
+    assert (raised.value.code, max(sizes)) == ("INVALID_ARGUMENT", limit)
 
 
 def test_no_answer_in_time(driver, fake):

@@ -163,10 +163,10 @@ class Connection:
             raise Error(Code.UNAVAILABLE, "the connection is closed")
         self._last_request_id += 1
         frame.request_id = self._last_request_id
-        encoded = encode_frame(frame)
-        if len(encoded) - PREFIX_MAX_BYTES > self._max_frame_bytes:
-            raise Error(Code.INVALID_ARGUMENT, f"the request is {len(encoded)} bytes, "
+        if frame.ByteSize() > self._max_frame_bytes:
+            raise Error(Code.INVALID_ARGUMENT, f"the request is {frame.ByteSize()} bytes, "
                                                f"the limit is {self._max_frame_bytes}")
+        encoded = encode_frame(frame)
         try:
             self.socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
             self.socket.sendall(encoded, socket.MSG_NOSIGNAL)
