@@ -46,9 +46,9 @@ class Claimed:
 class CDriver:
     name = "c"
 
-    def __init__(self, build):
+    def __init__(self, build, env=None):
         self.program = build / "clients/c/awa-conformance"
-        self.process = subprocess.Popen([self.program, "call"], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([self.program, "call"], env=env, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, bufsize=1)
 
     def end(self):

@@ -5,8 +5,8 @@
  * test steers through a file that both map (AWA_NTH_FILE): it writes what is to fail, then how many
  * calls from now, and reads whether it struck. AWA_NTH_SOCKET_BYTES makes the send and receive
  * buffers of every socket so small. Not here: what must be true afterwards; see
- * tests/integration/test_nth_failure.py. Under AddressSanitizer allocations are its own: they do
- * not come by here.
+ * tests/integration/test_nth_failure.py and tests/clients/test_memory.py. Under AddressSanitizer
+ * allocations are its own: they do not come by here.
  */
 #include <dlfcn.h>
 #include <errno.h>

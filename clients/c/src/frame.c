@@ -149,10 +149,8 @@ static enum awa_code make_room(struct awai_stream *stream, struct awa_error *err
         return AWA_OK;
     size_t capacity = stream->in_used + (size_t)2 * READ_STEP_BYTES;
     uint8_t *grown = realloc(stream->in, capacity);
-    if (grown == NULL) {
-        awai_out_of_memory(error);
-        return AWA_RESOURCE_EXHAUSTED;
-    }
+    if (grown == NULL) // and the answer that needs it would be taken for the next request's
+        return lost(stream, error, "out of memory for what the proxy sent");
     stream->in = grown;
     stream->in_capacity = capacity;
     return AWA_OK;

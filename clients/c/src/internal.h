@@ -46,7 +46,7 @@ AWA_CHECKED enum awa_code awai_send(struct awai_stream *stream, const Awa__V1__C
                                     int64_t deadline_ms, struct awa_error *error);
 
 // Next frame, or NULL when none came before the deadline. Free it with
-// awa__v1__server_frame__free_unpacked(frame, NULL).
+// awa__v1__server_frame__free_unpacked(frame, NULL). Any failure closes the stream.
 AWA_CHECKED enum awa_code awai_receive(struct awai_stream *stream, int64_t deadline_ms,
                                        Awa__V1__ServerFrame **frame, struct awa_error *error);
 

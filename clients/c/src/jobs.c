@@ -165,6 +165,8 @@ enum awa_code awa_claim(awa_connection *connection, const struct awa_claim *clai
     if (code != AWA_OK)
         return code;
     code = jobs_from_wire(answer->claim_ok, jobs, count, error);
+    if (code != AWA_OK) // nobody knows of them: with their session they go to others
+        awai_stream_close(&connection->stream);
     awa__v1__server_frame__free_unpacked(answer, NULL);
     return code;
 }

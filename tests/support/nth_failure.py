@@ -1,4 +1,4 @@
-"""Makes the Nth call of a running proxy fail: what steers the library of tests/support/nth_failure.c."""
+"""Makes the Nth call of a running program fail: what steers the library of tests/support/nth_failure.c."""
 import errno
 import mmap
 import struct
@@ -9,7 +9,7 @@ SEND_FAILURES = {"reset": errno.ECONNRESET, "pipe": errno.EPIPE, "again": errno.
 
 
 class NthFailure:
-    """`env` goes to the proxy; then `arm` as often as one likes."""
+    """`env` goes to the program; then `arm` as often as one likes."""
 
     LAYOUT = struct.Struct("=IIqQ")
 
