@@ -68,9 +68,8 @@ static void tune(int fd)
 static int wait_connected(int fd, int64_t deadline_ms)
 {
     for (;;) {
-        int64_t left_ms = deadline_ms - awai_now_ms();
         struct pollfd watched = {.fd = fd, .events = POLLOUT};
-        int ready = poll(&watched, 1, left_ms > 0 ? (int)left_ms : 0);
+        int ready = poll(&watched, 1, awai_left_ms(deadline_ms));
         if (ready == 0)
             return ETIMEDOUT;
         if (ready < 0 && errno == EINTR)

@@ -24,8 +24,6 @@ enum {
     // The proxy itself says after 30 s that nothing was done, or up to 20 s later: who gives up
     // earlier does not learn it.
     DEFAULT_REQUEST_TIMEOUT_MS = 60000,
-    BACKOFF_MIN_MS = 100,
-    BACKOFF_MAX_MS = 5000,
 };
 
 static enum awa_code send_until(struct awa_connection *connection,
@@ -163,17 +161,21 @@ static enum awa_code open_once(struct awa_connection *connection, const struct a
 
 // ---- Connecting again
 
-bool awai_back_off(int *backoff_ms, int64_t deadline_ms)
+int awai_pause_ms(int longest_ms)
 {
-    int longest_ms = *backoff_ms == 0 ? BACKOFF_MIN_MS : *backoff_ms;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    int jitter_ms = (int)(now.tv_nsec / 1000 % (longest_ms / 2)); // random enough
-    int64_t pause_ms = longest_ms / 2 + jitter_ms;
+    return longest_ms / 2 + (int)(now.tv_nsec / 1000 % (longest_ms / 2)); // random enough
+}
+
+bool awai_back_off(int *backoff_ms, int64_t deadline_ms)
+{
+    int longest_ms = *backoff_ms == 0 ? AWAI_BACKOFF_MIN_MS : *backoff_ms;
+    int64_t pause_ms = awai_pause_ms(longest_ms);
     if (awai_now_ms() + 2 * pause_ms >= deadline_ms)
         return false;
     nanosleep(&(struct timespec){pause_ms / 1000, pause_ms % 1000 * 1000000L}, NULL);
-    *backoff_ms = 2 * longest_ms < BACKOFF_MAX_MS ? 2 * longest_ms : BACKOFF_MAX_MS;
+    *backoff_ms = 2 * longest_ms < AWAI_BACKOFF_MAX_MS ? 2 * longest_ms : AWAI_BACKOFF_MAX_MS;
     return true;
 }
 

@@ -7,6 +7,7 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,14 @@ int64_t awai_now_ms(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+int awai_left_ms(int64_t deadline_ms)
+{
+    int64_t left_ms = deadline_ms - awai_now_ms();
+    if (left_ms < 0)
+        return 0;
+    return left_ms < INT_MAX ? (int)left_ms : INT_MAX;
 }
 
 void awai_stream_close(struct awai_stream *stream)
@@ -51,9 +60,8 @@ static enum awa_code need_open(struct awai_stream *stream, struct awa_error *err
 static bool wait_for(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
-        int64_t left_ms = deadline_ms - awai_now_ms();
         struct pollfd watched = {.fd = fd, .events = events};
-        int ready = poll(&watched, 1, left_ms > 0 ? (int)left_ms : 0);
+        int ready = poll(&watched, 1, awai_left_ms(deadline_ms));
         if (ready > 0)
             return true;
         if (ready == 0 || errno != EINTR)

@@ -39,6 +39,7 @@ struct awai_stream {
 };
 
 int64_t awai_now_ms(void);
+int awai_left_ms(int64_t deadline_ms); // until then, as poll() takes it: 0 .. INT_MAX
 void awai_stream_close(struct awai_stream *stream);
 
 // Any failure closes the stream: half a frame cannot be taken back.
@@ -87,6 +88,10 @@ AWA_CHECKED enum awa_code awai_call(struct awa_connection *connection,
                                     Awa__V1__ClientFrame__RequestCase kind, void *message,
                                     uint32_t wait_ms, Awa__V1__ServerFrame **answer,
                                     struct awa_error *error);
+
+// Between two attempts to connect.
+enum { AWAI_BACKOFF_MIN_MS = 100, AWAI_BACKOFF_MAX_MS = 5000 };
+int awai_pause_ms(int longest_ms); // half of it to all of it, at random
 
 // Waits about *backoff_ms (0: the first time) and lengthens it. False, at once: the next attempt
 // would not have as long as the pause; cut short it could end in a doubt that was not there before.

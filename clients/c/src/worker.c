@@ -20,14 +20,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
     CLAIM_WAIT_MS = 20000,
     PAUSE_MS = 100, // before a request that failed is repeated
-    BACKOFF_MIN_MS = 100,
-    BACKOFF_MAX_MS = 5000,
     CONCURRENCY_MAX = 4096,
     PREFETCH_MAX = 65536,
 };
@@ -550,15 +547,12 @@ static enum awa_code open_connection(struct awa_worker *worker, struct awa_error
 
 static void wait_before_reconnect(struct awa_worker *worker, int backoff_ms)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int jitter_ms = (int)(now.tv_nsec / 1000 % (backoff_ms / 2)); // random enough
-    int64_t until_ms = awai_now_ms() + backoff_ms / 2 + jitter_ms;
+    int64_t until_ms = awai_now_ms() + awai_pause_ms(backoff_ms);
     struct pollfd watched = {.fd = worker->wake_fd, .events = POLLIN};
-    for (int64_t now_ms; (now_ms = awai_now_ms()) < until_ms;) {
+    for (int left_ms; (left_ms = awai_left_ms(until_ms)) > 0;) {
         if (atomic_load(&worker->stopping))
             return;
-        poll(&watched, 1, (int)(until_ms - now_ms));
+        poll(&watched, 1, left_ms);
         drain_wakes(worker);
     }
 }
@@ -578,9 +572,9 @@ static void drop_connection(struct awa_worker *worker)
 // A worker that is stopping tries once.
 static enum awa_code reconnect(struct awa_worker *worker, struct awa_error *error)
 {
-    for (int backoff_ms = BACKOFF_MIN_MS;; backoff_ms = 2 * backoff_ms) {
-        if (backoff_ms > BACKOFF_MAX_MS)
-            backoff_ms = BACKOFF_MAX_MS;
+    for (int backoff_ms = AWAI_BACKOFF_MIN_MS;; backoff_ms = 2 * backoff_ms) {
+        if (backoff_ms > AWAI_BACKOFF_MAX_MS)
+            backoff_ms = AWAI_BACKOFF_MAX_MS;
         wait_before_reconnect(worker, backoff_ms);
         enum awa_code code = open_connection(worker, error);
         if (code == AWA_OK) {
