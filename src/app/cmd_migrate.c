@@ -1,10 +1,10 @@
 /* `awa-proxy migrate`: reads options and environment, the work is pg/migrate.h. */
-#include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "app/cmd.h"
+#include "app/options.h"
+#include "app/target.h"
 #include "pg/migrate.h"
 
 static const char usage[] =
@@ -32,70 +32,63 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* NULL when the variable is not set, or empty. */
-static const char *environment(const char *name)
-{
-    const char *value = getenv(name);
-    return value != NULL && *value != '\0' ? value : NULL;
-}
+struct choice {
+    struct target target;
+    enum migrate_mode mode;
+    bool help;
+};
 
-static bool choose(struct migrate_request *request, enum migrate_mode mode)
+static bool choose(struct choice *chosen, enum migrate_mode mode)
 {
-    bool only = request->mode == MIGRATE_APPLY || request->mode == mode;
+    bool only = chosen->mode == MIGRATE_APPLY || chosen->mode == mode;
     if (!only)
         fputs("awa-proxy migrate: only one of --dry-run, --sql and --rebase\n", stderr);
-    request->mode = mode;
+    chosen->mode = mode;
     return only;
 }
 
-/* Fills *request from the command line. CMD_DONE: go on. */
-static enum cmd_exit parse(int argc, char **argv, struct migrate_request *request, bool *help)
+/* False after a complaint. */
+static bool parse(int argc, char **argv, struct choice *chosen)
 {
-    static char program[] = "awa-proxy migrate"; /* so that getopt_long complains in our name */
     bool sound = true;
     int key;
 
-    argv[0] = program;
-    while (sound && (key = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    while (sound && (key = options_next("migrate", argc, argv, options)) != -1) {
         switch (key) {
-        case OPTION_DATABASE: request->url = optarg; break;
-        case OPTION_SCHEMA: request->schema = optarg; break;
-        case OPTION_DRY_RUN: sound = choose(request, MIGRATE_LIST); break;
-        case OPTION_SQL: sound = choose(request, MIGRATE_PRINT_SQL); break;
-        case OPTION_REBASE: sound = choose(request, MIGRATE_REBASE); break;
-        case 'h': *help = true; break;
-        default: sound = false; break; /* getopt_long has said why */
+        case OPTION_DATABASE: chosen->target.url = optarg; break;
+        case OPTION_SCHEMA: chosen->target.schema = optarg; break;
+        case OPTION_DRY_RUN: sound = choose(chosen, MIGRATE_LIST); break;
+        case OPTION_SQL: sound = choose(chosen, MIGRATE_PRINT_SQL); break;
+        case OPTION_REBASE: sound = choose(chosen, MIGRATE_REBASE); break;
+        case 'h': chosen->help = true; break;
+        default: sound = false; break;
         }
     }
-    if (sound && optind < argc) {
-        fprintf(stderr, "awa-proxy migrate: unexpected argument \"%s\"\n", argv[optind]);
+    if (sound && optind < argc) { /* it is not shown: it may be a URL with its password */
+        fputs("awa-proxy migrate: takes options only, no argument\n", stderr);
         sound = false;
     }
-    return sound ? CMD_DONE : CMD_MISUSED;
+    return sound;
 }
 
 int cmd_migrate(int argc, char **argv)
 {
-    bool help = false;
-    struct migrate_request request = {
-        .url = environment("AWA_DATABASE_URL"),
-        .schema = environment("AWA_SCHEMA"),
-        .mode = MIGRATE_APPLY,
-    };
+    struct choice chosen = {.target = target_from_environment(), .mode = MIGRATE_APPLY};
+    struct err err;
 
-    if (parse(argc, argv, &request, &help) != CMD_DONE) {
+    if (!parse(argc, argv, &chosen)) {
         fputs(usage, stderr);
         return CMD_MISUSED;
     }
-    if (help) {
+    if (chosen.help) {
         fputs(usage, stdout);
         return CMD_DONE;
     }
-    if (request.url == NULL) {
-        fputs("awa-proxy migrate: no database: give --database or AWA_DATABASE_URL\n", stderr);
+    if (target_check(&chosen.target, &err) != CODE_OK) {
+        fprintf(stderr, "awa-proxy migrate: %s\n", err.message);
         return CMD_MISUSED;
     }
-    if (request.schema == NULL)
-        request.schema = "awa";
+    struct migrate_request request = {
+        .url = chosen.target.url, .schema = chosen.target.schema, .mode = chosen.mode};
     return migrate_run(&request) ? CMD_DONE : CMD_FAILED;
 }

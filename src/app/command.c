@@ -1,13 +1,12 @@
 /* command: see command.h. */
 #include "app/command.h"
 
-#include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "app/cmd.h"
+#include "app/options.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "pg/schema.h"
@@ -57,25 +56,14 @@ void command_complain(const struct command *command, const char *format, ...)
 
 /* ---- the command line ---- */
 
-/* NULL when the variable is not set, or empty. */
-static const char *environment(const char *name)
-{
-    const char *value = getenv(name);
-    return value != NULL && *value != '\0' ? value : NULL;
-}
-
-/* What getopt_long says goes to stderr in the program's name, so it is told ours. */
 static bool read_options(struct command *command, int argc, char **argv, bool *help)
 {
-    char program[64];
     int key;
 
-    snprintf(program, sizeof program, "awa-proxy %s", command->with->name);
-    argv[0] = program;
-    while ((key = getopt_long(argc, argv, "h", options, NULL)) != -1) {
+    while ((key = options_next(command->with->name, argc, argv, options)) != -1) {
         switch (key) {
-        case OPTION_DATABASE: command->url = optarg; break;
-        case OPTION_SCHEMA: command->schema = optarg; break;
+        case OPTION_DATABASE: command->target.url = optarg; break;
+        case OPTION_SCHEMA: command->target.schema = optarg; break;
         case OPTION_JSON: command->json = true; break;
         case 'h': *help = true; break;
         default: return false;
@@ -106,11 +94,9 @@ static bool parse(struct command *command, const struct command_setup *setup, in
                   int *status)
 {
     bool help = false;
-    const char *schema = environment("AWA_SCHEMA");
+    struct err err;
 
-    *command = (struct command){.with = setup,
-                                .url = environment("AWA_DATABASE_URL"),
-                                .schema = schema != NULL ? schema : "awa"};
+    *command = (struct command){.with = setup, .target = target_from_environment()};
     *status = CMD_MISUSED;
     if (!read_options(command, argc, argv, &help)) {
         print_usage(setup, stderr);
@@ -123,9 +109,10 @@ static bool parse(struct command *command, const struct command_setup *setup, in
     }
     if (!has_its_arguments(command))
         return false;
-    if (command->url == NULL)
-        command_complain(command, "no database: give --database or AWA_DATABASE_URL");
-    return command->url != NULL;
+    if (target_check(&command->target, &err) == CODE_OK)
+        return true;
+    command_complain(command, "%s", err.message);
+    return false;
 }
 
 /* ---- the database ---- */
@@ -170,7 +157,7 @@ static bool judge_schema(struct command *command, const PGresult *catalogue, con
 {
     struct err err;
 
-    if (schema_require_current(command->schema, catalogue, ledger, &err) == CODE_OK)
+    if (schema_require_current(command->target.schema, catalogue, ledger, &err) == CODE_OK)
         return true;
     command_complain(command, "%s", err.message);
     return false;
@@ -178,10 +165,10 @@ static bool judge_schema(struct command *command, const PGresult *catalogue, con
 
 static bool check_schema(struct command *command)
 {
-    const char *values[] = {command->schema};
+    const char *schema = command->target.schema;
+    const char *values[] = {schema};
     char sql[SCHEMA_QUERY_BYTES];
-    char *quoted =
-        PQescapeIdentifier(command->connection, command->schema, strlen(command->schema));
+    char *quoted = PQescapeIdentifier(command->connection, schema, strlen(schema));
     PGresult *catalogue = ask(command, schema_catalogue_query, 1, values);
     bool has_ledger = catalogue != NULL && quoted != NULL && schema_has_ledger(catalogue);
     PGresult *ledger = has_ledger ? ask(command, schema_ledger_query(quoted, sql), 0, NULL) : NULL;
@@ -199,10 +186,10 @@ bool command_connect(struct command *command)
     /* What stands before dbname may be overridden by the URL. */
     const char *const names[] = {"client_encoding", "connect_timeout", "fallback_application_name",
                                  "dbname", NULL};
-    const char *const values[] = {"UTF8", CONNECT_WAIT_S, "awa-proxy", command->url, NULL};
+    const char *const values[] = {"UTF8", CONNECT_WAIT_S, "awa-proxy", command->target.url, NULL};
     struct err err;
 
-    if (url_check(command->url, &err) != CODE_OK) {
+    if (url_check(command->target.url, &err) != CODE_OK) {
         command_complain(command, "%s", err.message);
         return false;
     }
@@ -217,9 +204,9 @@ bool command_connect(struct command *command)
 PGresult *command_call(struct command *command, const char *call, int count,
                        const char *const *values)
 {
+    const char *schema = command->target.schema;
     char sql[SQL_BYTES_MAX];
-    char *quoted =
-        PQescapeIdentifier(command->connection, command->schema, strlen(command->schema));
+    char *quoted = PQescapeIdentifier(command->connection, schema, strlen(schema));
 
     if (quoted == NULL) {
         command_complain(command, "%s", PQerrorMessage(command->connection));

@@ -11,6 +11,8 @@
 
 #include <libpq-fe.h>
 
+#include "app/target.h"
+
 struct command_setup {
     const char *name; /* "queue counts" */
     const char *usage_arguments;
@@ -21,8 +23,7 @@ struct command_setup {
 
 struct command {
     const struct command_setup *with;
-    const char *url;
-    const char *schema;
+    struct target target;
     bool json;
     char **arguments; /* what is no option; ends with NULL */
     int argument_count;

@@ -166,7 +166,8 @@ def test_schema_is_judged(command, awa_proxy, database, own_database, words):
 
 @pytest.mark.parametrize("words", COMMANDS, ids=IDS)
 def test_misuse(command, words):
-    for wrong in (("--nonsense",), ("--database",), (f"postgresql://ann:{PASSWORD}@h/db",)):
+    url = f"postgresql://ann:{PASSWORD}@h/db"
+    for wrong in (("--nonsense",), ("-n",), ("--database",), (url,), (f"--databaze={url}",), (f"--json={url}",)):
         done = command(*words, *wrong)
         if words[0] == "queue" and wrong[0].startswith("postgresql"):
             assert done.returncode == 1  # the name of a queue, which it cannot be
