@@ -1,6 +1,6 @@
-/* The subcommands of awa-proxy: each cmd_<name>.c holds one ("queue counts" is cmd_queue_counts.c),
- * main.c dispatches. argv[0] is the last word of the subcommand's name. The result is the exit code
- * of the process: 0 done, 1 failed, 2 used wrongly. */
+/* cmd: the subcommands of awa-proxy: each cmd_<name>.c holds one ("queue counts" is
+ * cmd_queue_counts.c), main.c dispatches. argv[0] is the last word of the subcommand's name. The
+ * result is the exit code of the process: 0 done, 1 failed, 2 used wrongly. */
 #ifndef APP_CMD_H
 #define APP_CMD_H
 

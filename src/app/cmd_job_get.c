@@ -1,4 +1,4 @@
-/* `awa-proxy job get ID`: one job, its state and its body. */
+/* cmd_job_get: `awa-proxy job get ID`: one job, its state and its body. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

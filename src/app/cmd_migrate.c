@@ -1,4 +1,4 @@
-/* `awa-proxy migrate`: reads options and environment, the work is pg/migrate.h. */
+/* cmd_migrate: `awa-proxy migrate`: reads options and environment, the work is pg/migrate.h. */
 #include <stdbool.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* `awa-proxy queue counts [QUEUE…]`: how many jobs in which state, exactly. */
+/* cmd_queue_counts: `awa-proxy queue counts [QUEUE…]`: how many jobs in which state, exactly. */
 #include <limits.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* `awa-proxy status`: what the schema holds as a whole. */
+/* cmd_status: `awa-proxy status`: what the schema holds as a whole. */
 #include <stdio.h>
 
 #include "app/cmd.h"

@@ -43,7 +43,6 @@ PGresult *command_call(struct command *command, const char *call, int count,
                        const char *const *values);
 
 /* Says on stderr what is wrong, in the command's name. */
-void command_complain(const struct command *command, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void command_complain(const struct command *command, const char *format, ...) PRINTF_LIKE(2, 3);
 
 #endif

@@ -1,5 +1,5 @@
-/* Entry point: finds the subcommand in a table and runs it. Everything else,
- * options included, is the subcommand's. */
+/* main: finds the subcommand in a table and runs it. Everything else, options included, is the
+ * subcommand's. */
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,11 +1,11 @@
-/* Applying migrations; see migrate.h for the promise.
+/* migrate: see migrate.h for the promise.
  *
- * How: a session advisory lock keyed by the schema's name serialises all
- * migrators of one database. Under it the state is read from the catalogue and
- * schema_migrations, judged as a whole, and only then is anything written.
- * lock_timeout bounds every wait, for that lock and inside the migrations.
- * Invariant: schema_migrations holds 1..n without a gap, and row n commits
- * together with migration n. Not here: any SQL of the product (sql/). */
+ * How: a session advisory lock keyed by the schema's name serialises all migrators of one schema.
+ * Under it the state is read from the catalogue and schema_migrations, judged as a whole, and only
+ * then is anything written. lock_timeout bounds every wait, for that lock and inside the
+ * migrations. Invariant: schema_migrations holds 1..n without a gap, and row n commits together
+ * with migration n. Not here: any SQL of the product (sql/).
+ */
 #include "pg/migrate.h"
 
 #include <libpq-fe.h>
@@ -33,7 +33,7 @@ struct migrator {
     int version; /* the schema's; 0 = nothing is there */
 };
 
-__attribute__((format(printf, 1, 2))) static bool refuse(const char *format, ...)
+PRINTF_LIKE(1, 2) static bool refuse(const char *format, ...)
 {
     char text[COMPLAINT_BYTES_MAX];
     va_list args;
@@ -116,14 +116,11 @@ static bool connect_database(struct migrator *m)
     return m->schema_quoted != NULL || refuse("%s", PQerrorMessage(m->conn));
 }
 
-/* The limits count bytes, of UTF-8. */
 static bool check_encoding(struct migrator *m)
 {
-    const char *encoding = PQparameterStatus(m->conn, "server_encoding");
+    struct err err;
 
-    if (encoding == NULL || strcmp(encoding, "UTF8") == 0 || strcmp(encoding, "SQL_ASCII") == 0)
-        return true;
-    return refuse("the encoding of the database is %s: it must be UTF8", encoding);
+    return schema_check_encoding(m->conn, &err) == CODE_OK || refuse("%s", err.message);
 }
 
 /* A migration may take longer than the role's other statements are meant to. */

@@ -1,6 +1,6 @@
-/* The migrations this binary knows: the folders of sql/, embedded at build
- * time by src/pg/embed_sql. Version n is migrations[n - 1]; the table ends with
- * an entry whose version is 0. Not here: applying them (migrate.h). */
+/* migrations: those that this binary knows: the folders of sql/, embedded at build time by
+ * src/pg/embed_sql. Version n is migrations[n - 1]; the table ends with an entry whose version is
+ * 0. Not here: applying them (migrate.h). */
 #ifndef PG_MIGRATIONS_H
 #define PG_MIGRATIONS_H
 

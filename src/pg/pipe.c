@@ -346,21 +346,6 @@ static void flush(struct pipe *pipe)
     watch_socket(pipe, WATCH_READ | (left > 0 ? WATCH_WRITE : 0u));
 }
 
-/* In any other encoding a text has another length there than here, and a claim of so many bytes
- * would not fit a frame. SQL_ASCII converts nothing. */
-static bool check_encoding(struct pipe *pipe)
-{
-    const char *encoding = PQparameterStatus(pipe->connection, "server_encoding");
-    struct err err;
-
-    if (encoding == NULL || strcmp(encoding, "UTF8") == 0 || strcmp(encoding, "SQL_ASCII") == 0)
-        return true;
-    err_set(&err, CODE_UNAVAILABLE, "the encoding of the database is %s: it must be UTF8",
-            encoding);
-    pipe_break(pipe, &err);
-    return false;
-}
-
 /* Asks what is installed in the schema. A missing ledger is an error of the server's, which stays
  * inside this segment. */
 static bool send_check(struct pipe *pipe)
@@ -382,9 +367,13 @@ static bool send_check(struct pipe *pipe)
 
 static void start_checking(struct pipe *pipe)
 {
+    struct err err;
+
     set_state(pipe, PIPE_CHECKING);
-    if (!check_encoding(pipe))
+    if (schema_check_encoding(pipe->connection, &err) != CODE_OK) {
+        pipe_break(pipe, &err);
         return;
+    }
     if (PQsetnonblocking(pipe->connection, 1) != 0 || PQenterPipelineMode(pipe->connection) != 1 ||
         !send_check(pipe)) {
         break_with_libpq(pipe);

@@ -111,3 +111,13 @@ enum code schema_require_current(const char *schema, const PGresult *catalogue,
                        schema, version, known);
     return CODE_OK;
 }
+
+enum code schema_check_encoding(const PGconn *connection, struct err *err)
+{
+    const char *encoding = PQparameterStatus(connection, "server_encoding");
+
+    if (encoding == NULL || strcmp(encoding, "UTF8") == 0 || strcmp(encoding, "SQL_ASCII") == 0)
+        return CODE_OK;
+    return err_set(err, CODE_UNAVAILABLE, "the encoding of the database is %s: it must be UTF8",
+                   encoding);
+}

@@ -1,5 +1,5 @@
-/* schema: what is installed in a schema, judged by its ledger of migrations, in one set of
- * sentences for `migrate`, `serve` and every other command.
+/* schema: what is installed in a schema, judged by its ledger of migrations, and whether its
+ * database can hold it, in one set of sentences for `migrate`, `serve` and every other command.
  *
  * What: two queries (the catalogue, then the ledger) and the judgement of their rows, as text. How
  * they are asked is the caller's: pipelined by the daemon, one after the other by commands. Why not
@@ -34,5 +34,9 @@ enum code schema_require_current(const char *schema, const PGresult *catalogue,
                                  const PGresult *ledger, struct err *err) MUST_CHECK;
 
 int schema_known_version(void);
+
+/* In any other encoding than UTF8 a text has another length there than here, and a claim of so many
+ * bytes would not fit a frame. SQL_ASCII converts nothing. */
+enum code schema_check_encoding(const PGconn *connection, struct err *err) MUST_CHECK;
 
 #endif

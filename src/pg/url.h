@@ -17,9 +17,8 @@ enum code url_check(const char *url, struct err *err) MUST_CHECK;
 /* As keywords, without passwords; cut to fit. The URL must have passed url_check. */
 const char *url_text(const char *url, char *out, size_t out_bytes);
 
-/* Begins a connection to these hosts of the URL (PQconnectStart); not NULL. It
- * prints no notices. Looks no name up,
- * except where hosts_from left that to libpq. */
+/* Begins a connection to these hosts of the URL (PQconnectStart); not NULL. It prints no notices.
+ * Looks no name up, except where hosts_from left that to libpq. */
 PGconn *url_connect(const char *url, const struct hosts *hosts);
 
 /* The first line of libpq's complaint. Told an address, libpq leaves out the host's name: it is
