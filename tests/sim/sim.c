@@ -126,7 +126,7 @@ static void advance(struct sim *sim)
         sim->now_us += dice_below(&sim->dice, COALESCE_US);
 }
 
-/* One turn of the daemon's loop, as in src/app/cmd_serve.c. */
+/* One turn of the daemon's loop, as in src/app/server.c. */
 static void take_turn(struct sim *sim)
 {
     advance(sim);
