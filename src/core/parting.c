@@ -212,7 +212,6 @@ static void drain_session(struct session *session, bool force)
 
 void sessions_drain(struct sessions *sessions, bool force)
 {
-    sessions->draining = true;
     for (uint32_t i = 0; i < sessions->table.size; i++) {
         struct session *session = slots_at(&sessions->table, i);
         if (session != NULL)

@@ -30,7 +30,6 @@ void session_set_state(struct session *session, enum session_state next)
     session->state = next;
 }
 
-/* Whether there is a connection that reads and is read. */
 bool session_is_connected(const struct session *session)
 {
     switch (session->state) {

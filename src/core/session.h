@@ -87,7 +87,6 @@ struct sessions {
     size_t in_state[SESSION_STATES];
     size_t left_bytes; /* requests whose session has gone, as long as they take */
     uint64_t grace_us;
-    bool draining;
 };
 
 struct sessions_setup {

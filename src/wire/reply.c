@@ -27,16 +27,3 @@ void reply_error_init(Awa__V1__Error *error, const struct err *why)
     error->message = (char *)(uintptr_t)why->message; /* protobuf-c knows no const; it only reads */
     error->sqlstate = (char *)(uintptr_t)why->sqlstate;
 }
-
-void reply_add_error(struct buf *out, uint64_t request_id, const struct err *why)
-{
-    Awa__V1__Error error;
-    Awa__V1__ServerFrame frame;
-
-    reply_error_init(&error, why);
-    awa__v1__server_frame__init(&frame);
-    frame.request_id = request_id;
-    frame.answer_case = AWA__V1__SERVER_FRAME__ANSWER_ERROR;
-    frame.error = &error;
-    reply_add(out, &frame);
-}

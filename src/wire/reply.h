@@ -14,9 +14,6 @@
 /* Appends length prefix and message. */
 void reply_add(struct buf *out, const Awa__V1__ServerFrame *frame);
 
-/* Appends an Error answer. request_id 0 means the connection's own error. */
-void reply_add_error(struct buf *out, uint64_t request_id, const struct err *why);
-
 /* Fills the wire's form of an error; it borrows the texts of *why. */
 void reply_error_init(Awa__V1__Error *error, const struct err *why);
 

@@ -15,12 +15,18 @@ static void error_golden(void **state)
     (void)state;
     static const uint8_t expected[] = {13,   0x08, 9,    0x7a, 9,   0x08, 14,
                                        0x10, 1,    0x1a, 3,    'a', 'b',  'c'};
+    Awa__V1__ServerFrame answer = AWA__V1__SERVER_FRAME__INIT;
+    Awa__V1__Error error;
     struct buf out;
     struct err why;
 
-    buf_init(&out);
     err_set(&why, CODE_UNAVAILABLE, "abc");
-    reply_add_error(&out, 9, &why);
+    reply_error_init(&error, &why);
+    answer.request_id = 9;
+    answer.answer_case = AWA__V1__SERVER_FRAME__ANSWER_ERROR;
+    answer.error = &error;
+    buf_init(&out);
+    reply_add(&out, &answer);
     assert_int_equal(buf_len(&out), sizeof expected);
     assert_memory_equal(buf_data(&out), expected, sizeof expected);
     buf_free(&out);
