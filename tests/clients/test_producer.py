@@ -1,4 +1,5 @@
 """Producers whose connection or proxy goes away: what is sent again, and what is said otherwise."""
+import contextlib
 import itertools
 import signal
 import socket
@@ -8,8 +9,9 @@ import pytest
 
 import awa_pb2 as pb
 import drivers
+from relaying import READ_BYTES, accept_pairs
 from test_connection import code_of
-from test_resume import READ_BYTES, store, wait_for_counts
+from test_resume import store, wait_for_counts
 
 numbers = itertools.count(1)
 JOB = {"queue": "q", "kind": "k"}
@@ -64,6 +66,13 @@ def fail_as(session, code):
     session.answer(frame, enqueue_ok=pb.EnqueueOk(
         results=[pb.EnqueueResult(error=error) for _ in frame.enqueue.jobs]))
     return frame.enqueue
+
+
+def refuse(session):
+    """Whatever comes, until the client goes."""
+    with contextlib.suppress(EOFError):
+        while True:
+            fail_as(session, pb.UNAVAILABLE)
 
 
 @pytest.mark.parametrize("key", ["order-7", ""], ids=["key", "safe"])
@@ -127,24 +136,12 @@ def test_a_refusal_for_now_without_a_key_is_told(driver, fake, play):
 
 def test_what_was_unknown_once_stays_so(driver, fake, play):
     """UNAVAILABLE says that the second attempt was not carried out, not that the first was not."""
-    def refuse(session):
-        while True:
-            try:
-                fail_as(session, pb.UNAVAILABLE)
-            except EOFError:
-                return
     play(lambda session: session.expect("enqueue"), refuse)
     driver.connect(fake.address, request_timeout_ms=1000)
     assert code_of(driver.enqueue, JOB, key="once") == "DEADLINE_EXCEEDED"
 
 
 def test_unavailable_to_the_end_is_surely_not_done(driver, fake, play):
-    def refuse(session):
-        while True:
-            try:
-                fail_as(session, pb.UNAVAILABLE)
-            except EOFError:
-                return
     play(refuse)
     driver.connect(fake.address, request_timeout_ms=1000)
     assert code_of(driver.enqueue, JOB, key="once") == "UNAVAILABLE"
@@ -227,13 +224,9 @@ def test_a_proxy_that_is_replaced(driver, proxy, serve, queue):
     listener.listen()
     stored = threading.Event()
 
-    def connect_both():
-        client, server = listener.accept()[0], socket.socket(socket.AF_UNIX)
-        server.connect(target)
-        return client, server
-
     def between():
-        client, server = connect_both()
+        pairs = accept_pairs(listener, target)
+        client, server = next(pairs)
         client.sendall((server.sendall(client.recv(READ_BYTES)), server.recv(READ_BYTES))[1])
         server.sendall(client.recv(READ_BYTES))     # the Enqueue
         server.recv(READ_BYTES)                     # its answer, which nobody gets
@@ -242,7 +235,7 @@ def test_a_proxy_that_is_replaced(driver, proxy, serve, queue):
         client.close()
         server.close()
         stored.set()
-        client, server = connect_both()
+        client, server = next(pairs)
         for _ in range(2):                          # Hello and Enqueue
             server.sendall(client.recv(READ_BYTES))
             client.sendall(server.recv(READ_BYTES))

@@ -1,4 +1,5 @@
 """Clients of a real proxy whose connection is cut, half open, or whose proxy goes away."""
+import contextlib
 import itertools
 import signal
 import socket
@@ -8,9 +9,9 @@ import time
 import pytest
 
 import drivers
+from relaying import READ_BYTES, accept_pairs, shut
 
 numbers = itertools.count(1)
-READ_BYTES = 1 << 16
 WAIT_MS = 10_000
 
 
@@ -28,13 +29,7 @@ class Relay:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
-        while True:
-            try:
-                client = self.listener.accept()[0]
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self.target)
+        for client, server in accept_pairs(self.listener, self.target):
             self.pairs.append((client, server))
             left = [self.budgets.pop(0) if self.budgets else 1 << 40]
             for here, there in ((client, server), (server, client)):
@@ -42,19 +37,13 @@ class Relay:
 
     @staticmethod
     def pump(here, there, left):
-        try:
+        with contextlib.suppress(OSError):
             while data := here.recv(READ_BYTES):
                 there.sendall(data[:left[0]])
                 left[0] -= len(data)
                 if left[0] <= 0:
                     break
-        except OSError:
-            pass
-        for end in (here, there):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        shut(here, there)
 
     def close(self):
         self.listener.close()

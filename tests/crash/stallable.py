@@ -3,7 +3,7 @@ import contextlib
 import socket
 import threading
 
-READ_BYTES = 1 << 16
+from relaying import READ_BYTES, accept_pairs, shut
 
 
 class Stallable:
@@ -11,7 +11,7 @@ class Stallable:
     and neither end sees the other's close. Later connections pass."""
 
     def __init__(self, path, target):
-        self.path, self.target = str(path), str(target)
+        self.path, self.target = str(path), target
         self.links = []  # (muted, client's end, proxy's end)
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
@@ -19,19 +19,11 @@ class Stallable:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                try:
-                    server.connect(self.target)
-                except OSError:
-                    client.close()
-                    continue
-                link = (threading.Event(), client, server)
-                self.links.append(link)
-                for source, target in ((client, server), (server, client)):
-                    threading.Thread(target=self.pump, args=(link, source, target), daemon=True).start()
+        for client, server in accept_pairs(self.listener, self.target):
+            link = (threading.Event(), client, server)
+            self.links.append(link)
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self.pump, args=(link, source, target), daemon=True).start()
 
     @staticmethod
     def pump(link, source, target):
@@ -41,13 +33,7 @@ class Stallable:
                 if not muted.is_set():
                     target.sendall(data)
         if not muted.is_set():
-            Stallable.shut(link[1:])
-
-    @staticmethod
-    def shut(ends):
-        for end in ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            shut(*link[1:])
 
     def stall(self):
         for muted, *_ in self.links:
@@ -56,10 +42,10 @@ class Stallable:
     def cut(self):
         """Closes every connection there is."""
         for _, *ends in self.links:
-            self.shut(ends)
+            shut(*ends)
 
     def close(self):
         ends = [self.listener, *(end for link in self.links for end in link[1:])]
-        self.shut(ends)
+        shut(*ends)
         for end in ends:
             end.close()

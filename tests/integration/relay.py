@@ -11,8 +11,9 @@ import socket
 import tempfile
 import threading
 
+from relaying import READ_BYTES, accept_pairs, shut
+
 PORT = 5432
-READ_BYTES = 1 << 16
 
 
 class Fault:
@@ -79,9 +80,7 @@ class Link:
             threading.Thread(target=pump, daemon=True).start()
 
     def close(self):
-        for end in (self.client, self.server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        shut(self.client, self.server)
 
     def strike(self, kinds, statement, rows=0):
         return next((f.kind for f in list(self.relay.faults) if f.take(kinds, statement, rows, self)), None)
@@ -211,28 +210,19 @@ class Relay:
         return self
 
     def __exit__(self, *_):
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)
+        shut(self.listener)
         self.listener.close()
         for link in self.links:
             link.close()
         self.folder.cleanup()
 
     def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                try:
-                    server.connect(self.target)
-                except OSError:
-                    client.close()
-                    continue
-                if self.buffer_bytes is not None:
-                    for end in (client, server):
-                        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer_bytes)
-                        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
-                self.links.append(Link(self, client, server))
+        for client, server in accept_pairs(self.listener, self.target):
+            if self.buffer_bytes is not None:
+                for end in (client, server):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.buffer_bytes)
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.buffer_bytes)
+            self.links.append(Link(self, client, server))
 
     def inject(self, kind, statement, times=1, rows=0):
         self.faults.append(Fault(kind, statement, times, rows))
