@@ -83,6 +83,15 @@ def wait_for_counts(driver, queue, expected):
         time.sleep(0.02)
 
 
+def hold_two(driver, queue, start_worker, address):
+    """A worker that runs one job and has another ready."""
+    worker = start_worker(address, queue, concurrency=1, prefetch=1)
+    store(driver, queue, 2, kind="wait")
+    worker.started()
+    wait_for_counts(driver, queue, {"running": 2})
+    return worker
+
+
 def test_a_worker_whose_connection_is_cut_again_and_again(driver, proxy, relay, queue, start_worker):
     """No job is lost, none runs twice: each session comes back in time."""
     driver.connect(proxy)
@@ -101,10 +110,7 @@ def test_a_worker_whose_connection_is_cut_again_and_again(driver, proxy, relay, 
 def test_a_half_open_connection_is_taken_over(driver, proxy, relay, queue, start_worker):
     driver.connect(proxy)
     between = relay()
-    worker = start_worker(between.address, queue, concurrency=1, prefetch=1)
-    store(driver, queue, 2, kind="wait")
-    worker.started()
-    wait_for_counts(driver, queue, {"running": 2})
+    worker = hold_two(driver, queue, start_worker, between.address)
     client, server = between.pairs[0]
     between.pairs[0] = (client, server.dup())       # the proxy's end stays open
     client.shutdown(socket.SHUT_RDWR)
@@ -130,10 +136,7 @@ def test_resume_by_hand(driver, proxy, queue):
 def test_a_draining_proxy_and_its_successor(driver, proxy, serve, queue, start_worker):
     driver.connect(proxy)
     served = serve()
-    worker = start_worker(served.address, queue, concurrency=1, prefetch=1)
-    store(driver, queue, 2, kind="wait")
-    worker.started()
-    wait_for_counts(driver, queue, {"running": 2})
+    worker = hold_two(driver, queue, start_worker, served.address)
     served.process.send_signal(signal.SIGTERM)
     wait_for_counts(driver, queue, {"running": 1, "available": 1})     # what had not started
     worker.let_end()
@@ -150,10 +153,7 @@ def test_a_killed_proxy_and_its_successor(driver, proxy, serve, queue, start_wor
     """The attempts are still open: what runs is told to the successor, the rest released to it."""
     driver.connect(proxy)
     served = serve()
-    worker = start_worker(served.address, queue, concurrency=1, prefetch=1)
-    store(driver, queue, 2, kind="wait")
-    worker.started()
-    wait_for_counts(driver, queue, {"running": 2})
+    worker = hold_two(driver, queue, start_worker, served.address)
     served.end(signal.SIGKILL)
     serve()
     worker.let_end()

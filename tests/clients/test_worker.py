@@ -55,6 +55,29 @@ def part(session):
     session.answer(frame, goodbye_ok=pb.GoodbyeOk())
 
 
+def begin(fake, start_worker, concurrency=1, prefetch=0, **limits):
+    """A worker and its session."""
+    worker = start_worker(fake.address, "q", concurrency, prefetch)
+    session = fake.accept()
+    session.greet(**limits)
+    return worker, session
+
+
+def settle(session, count, status):
+    """Answers so many outcomes, and returns their receipts."""
+    frames, items = expect_finish(session, count)
+    for frame in frames:
+        session.settle(frame, status)
+    return items
+
+
+def leave(worker, session):
+    """Stops a worker that has nothing left to do; returns its statistics."""
+    worker.stop()
+    part(session)
+    return worker.join()
+
+
 def test_asks_for_concurrency_and_prefetch(fake, start_worker):
     start_worker(fake.address, "q", concurrency=3, prefetch=4)
     session = fake.accept()
@@ -65,9 +88,7 @@ def test_asks_for_concurrency_and_prefetch(fake, start_worker):
 
 
 def test_never_holds_more(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=2)
     claim = session.expect("claim")
     assert claim.claim.max_jobs == 3
     session.give_jobs(claim, 1, 2, kind="wait")
@@ -76,20 +97,13 @@ def test_never_holds_more(fake, start_worker):
     assert claim.claim.max_jobs == 1
     session.give_jobs(claim, 3, kind="wait")
     worker.let_end()
-    frames, items = expect_finish(session, 3)
-    assert items == [b"1", b"2", b"3"]
-    for frame in frames:
-        session.settle(frame, pb.DONE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 3, pb.DONE) == [b"1", b"2", b"3"]
+    stats = leave(worker, session)
     assert (stats.executed, stats.done) == (3, 3)
 
 
 def test_stop_releases_what_has_not_started_and_waits_for_the_rest(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=2)
     session.give_jobs(session.expect("claim"), 1, 2, 3, kind="wait")
     worker.started()
     worker.stop()
@@ -101,9 +115,7 @@ def test_stop_releases_what_has_not_started_and_waits_for_the_rest(fake, start_w
 
 
 def test_stop_while_a_claim_waits(fake, start_worker):
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     claim = session.expect("claim")
     worker.stop()
     assert session.expect("cancel_request").cancel_request.request_id == claim.request_id
@@ -115,9 +127,7 @@ def test_stop_while_a_claim_waits(fake, start_worker):
 
 
 def test_what_a_claim_brings_after_the_stop_is_released(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=2)
     session.give_jobs(session.expect("claim"), 1, kind="wait")
     worker.started()
     claim = session.expect("claim")
@@ -135,9 +145,7 @@ def test_what_a_claim_brings_after_the_stop_is_released(fake, start_worker):
 
 def test_stop_while_there_is_no_proxy(fake, start_worker):
     """It has nothing to tell, so nothing is wrong."""
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.expect("claim")
     fake.close()
     session.close()
@@ -146,9 +154,7 @@ def test_stop_while_there_is_no_proxy(fake, start_worker):
 
 
 def test_stop_while_an_outcome_can_not_be_told(fake, start_worker):
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.give_jobs(session.expect("claim"), 1)
     expect_finish(session, 1)
     fake.close()
@@ -163,34 +169,22 @@ def test_stop_while_an_outcome_can_not_be_told(fake, start_worker):
     (pb.DONE, (1, 1, 0)), (pb.ALREADY_DONE, (1, 1, 0)), (pb.STALE, (1, 0, 1)),
     (pb.STATUS_NOT_FOUND, (1, 0, 1))])
 def test_statuses_are_final(fake, start_worker, status, stats):
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.give_jobs(session.expect("claim"), 1)
-    frames, _ = expect_finish(session, 1)
-    session.settle(frames[0], status)
-    worker.stop()
-    part(session)
-    got = worker.join()
+    settle(session, 1, status)
+    got = leave(worker, session)
     assert (got.executed, got.done, got.not_accepted) == stats
 
 
 def test_aborted_and_refused_outcomes_are_sent_again(fake, start_worker):
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.give_jobs(session.expect("claim"), 1)
-    frames, _ = expect_finish(session, 1)
-    session.settle(frames[0], pb.STATUS_ABORTED)
+    settle(session, 1, pb.STATUS_ABORTED)
     frames, items = expect_finish(session, 1)
     assert items == [b"1"]
     session.answer(frames[0], error=pb.Error(code=pb.UNAVAILABLE, retryable=True, message="m"))
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.DONE)
-    worker.stop()
-    part(session)
-    assert worker.join().done == 1
+    assert settle(session, 1, pb.DONE) == [b"1"]
+    assert leave(worker, session).done == 1
 
 
 @pytest.mark.parametrize("status,stats", [(pb.DONE, (1, 1, 0)), (pb.INVALID, (1, 0, 1))])
@@ -225,18 +219,14 @@ def test_an_error_is_sent_as_text(fake, start_worker):
 
 
 def test_refused_claims_are_repeated(fake, start_worker):
-    start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    _, session = begin(fake, start_worker)
     session.answer(session.expect("claim"),
                    error=pb.Error(code=pb.UNAVAILABLE, retryable=True, message="m"))
     session.expect("claim")
 
 
 def test_a_claim_that_can_never_work_ends_the_worker(fake, start_worker):
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.answer(session.expect("claim"),
                    error=pb.Error(code=pb.INVALID_ARGUMENT, message="no such queue name"))
     with pytest.raises(drivers.CallError) as ended:
@@ -245,20 +235,14 @@ def test_a_claim_that_can_never_work_ends_the_worker(fake, start_worker):
 
 
 def test_outcomes_survive_a_lost_connection(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=1)
     session.give_jobs(session.expect("claim"), 1)
     expect_finish(session, 1)
     session.close()                 # the outcome may be stored or not
     session = fake.accept()
     assert list(session.greet(resumed=True).held.receipts) == [b"1"]
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.ALREADY_DONE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 1, pb.ALREADY_DONE) == [b"1"]
+    stats = leave(worker, session)
     assert (stats.done, stats.reconnects, stats.resumed) == (1, 1, 1)
 
 
@@ -279,13 +263,8 @@ def test_resumes_its_session(fake, start_worker):
     assert hello.session_id == b"0" * 16
     assert sorted(hello.held.receipts) == [b"1", b"2"]
     worker.let_end()
-    frames, items = expect_finish(session, 2)   # both: what had not started runs now
-    assert items == [b"1", b"2"]
-    for frame in frames:
-        session.settle(frame, pb.DONE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 2, pb.DONE) == [b"1", b"2"]   # both: what had not started runs now
+    stats = leave(worker, session)
     assert (stats.executed, stats.done, stats.resumed) == (2, 2, 1)
 
 
@@ -299,12 +278,8 @@ def test_what_is_lost_meanwhile_never_starts(fake, start_worker):
     session.send(both)      # at once, as the proxy does
     assert session.expect("claim").claim.max_jobs == 1
     worker.let_end()
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.DONE)
-    worker.stop()
-    part(session)
-    assert worker.join().executed == 1
+    assert settle(session, 1, pb.DONE) == [b"1"]
+    assert leave(worker, session).executed == 1
 
 
 def test_nothing_starts_without_a_connection(fake, start_worker):
@@ -316,12 +291,8 @@ def test_nothing_starts_without_a_connection(fake, start_worker):
     assert sorted(hello.hello.held.receipts) == [b"1", b"2"]
     session.answer(hello, hello_ok=pb.HelloOk(**fake_proxy.LIMITS))
     expect_release(session, b"2")               # not resumed: it goes back, and never ran
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.STALE)
-    worker.stop()
-    part(session)
-    assert worker.join().executed == 1
+    assert settle(session, 1, pb.STALE) == [b"1"]
+    assert leave(worker, session).executed == 1
     assert worker.starts == []
 
 
@@ -334,19 +305,13 @@ def test_what_had_not_started_is_released_when_the_session_is_gone(fake, start_w
     claim = session.expect("claim")
     assert claim.claim.max_jobs == 1            # job 1 still runs
     worker.let_end()
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.STALE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 1, pb.STALE) == [b"1"]
+    stats = leave(worker, session)
     assert (stats.executed, stats.not_accepted) == (1, 1)
 
 
 def test_pings_when_quiet_and_leaves_a_silent_proxy(fake, start_worker):
-    start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet(idle_timeout_ms=600)
+    _, session = begin(fake, start_worker, idle_timeout_ms=600)
     session.expect("claim")
     session.answer(session.expect("ping"), pong=pb.Pong())
     session.expect("ping")
@@ -355,9 +320,7 @@ def test_pings_when_quiet_and_leaves_a_silent_proxy(fake, start_worker):
 
 def test_a_silent_connection_is_left_before_the_proxy_gives_the_session_up(fake, start_worker):
     idle_s = 3
-    start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet(idle_timeout_ms=idle_s * 1000)
+    _, session = begin(fake, start_worker, idle_timeout_ms=idle_s * 1000)
     session.expect("claim")
     began = time.monotonic()
     session.answer(session.expect("ping"), pong=pb.Pong())
@@ -387,9 +350,7 @@ def answer_heartbeat(session, frame, **statuses):
 @pytest.mark.parametrize("status", [pb.HEARTBEAT_LOST, pb.HEARTBEAT_CANCELLED])
 def test_a_heartbeat_tells_what_is_lost(fake, start_worker, status):
     """The sign of life of a worker that holds something names that; and its answer counts like the notice."""
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
-    session = fake.accept()
-    session.greet(idle_timeout_ms=2400)
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=1, idle_timeout_ms=2400)
     session.give_jobs(session.expect("claim"), 1, 2, kind="lost")
     worker.started()
     frame, named = heartbeat(session)
@@ -402,19 +363,13 @@ def test_a_heartbeat_tells_what_is_lost(fake, start_worker, status):
     frame, named = heartbeat(session)
     assert named == [b"1"]
     answer_heartbeat(session, frame, _1=status)
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.STALE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 1, pb.STALE) == [b"1"]
+    stats = leave(worker, session)
     assert (stats.executed, stats.not_accepted) == (1, 1)
 
 
 def test_a_heartbeat_in_parts(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=4)
-    session = fake.accept()
-    session.greet(idle_timeout_ms=2400, max_items_per_finish=2)
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=4, idle_timeout_ms=2400, max_items_per_finish=2)
     session.give_jobs(session.expect("claim"), 1, 2, 3, 4, 5, kind="wait")
     worker.started()
     parts = [heartbeat(session) for _ in range(3)]
@@ -424,13 +379,8 @@ def test_a_heartbeat_in_parts(fake, start_worker):
         heartbeat_answer(frame, _2=pb.HEARTBEAT_LOST, _5=pb.HEARTBEAT_LOST) for frame, _ in reversed(parts)))
     assert session.expect("claim").claim.max_jobs == 2
     worker.let_end()
-    frames, items = expect_finish(session, 3)
-    assert sorted(items) == [b"1", b"3", b"4"]
-    for frame in frames:
-        session.settle(frame, pb.DONE)
-    worker.stop()
-    part(session)
-    assert worker.join().executed == 3
+    assert sorted(settle(session, 3, pb.DONE)) == [b"1", b"3", b"4"]
+    assert leave(worker, session).executed == 3
 
 
 def test_a_heartbeat_names_nothing_of_a_session_that_is_gone(fake, start_worker):
@@ -447,13 +397,8 @@ def test_a_heartbeat_names_nothing_of_a_session_that_is_gone(fake, start_worker)
     assert named == [b"3"]
     answer_heartbeat(session, frame)
     worker.let_end()
-    frames, items = expect_finish(session, 2)
-    assert items == [b"1", b"3"]
-    for frame in frames:
-        session.settle(frame, pb.DONE)
-    worker.stop()
-    part(session)
-    assert worker.join().done == 2
+    assert settle(session, 2, pb.DONE) == [b"1", b"3"]
+    assert leave(worker, session).done == 2
 
 
 def test_a_heartbeat_names_what_a_resumed_session_holds(fake, start_worker):
@@ -465,17 +410,12 @@ def test_a_heartbeat_names_what_a_resumed_session_holds(fake, start_worker):
     assert named == [b"1", b"2"]
     answer_heartbeat(session, frame)
     worker.let_end()
-    for frame in expect_finish(session, 2)[0]:
-        session.settle(frame, pb.DONE)
-    worker.stop()
-    part(session)
-    assert worker.join().done == 2
+    settle(session, 2, pb.DONE)
+    assert leave(worker, session).done == 2
 
 
 def test_a_draining_proxy_is_left_and_another_found(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=2)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=2)
     session.give_jobs(session.expect("claim"), 1, 2, kind="wait")
     worker.started()
     claim = session.expect("claim")
@@ -488,16 +428,12 @@ def test_a_draining_proxy_is_left_and_another_found(fake, start_worker):
     session = fake.accept()
     assert session.greet().session_id == b""    # there is nothing to resume
     session.expect("claim")
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    stats = leave(worker, session)
     assert (stats.executed, stats.done, stats.reconnects) == (1, 1, 1)
 
 
 def test_a_draining_proxy_that_closes_first(fake, start_worker):
-    start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    _, session = begin(fake, start_worker)
     claim = session.expect("claim")
     session.notify(pb.DRAINING)
     session.answer(claim, claim_ok=pb.ClaimOk())
@@ -510,9 +446,7 @@ def test_a_draining_proxy_that_closes_first(fake, start_worker):
 
 
 def test_a_lost_attempt_is_told_to_its_handler(fake, start_worker):
-    worker = start_worker(fake.address, "q", concurrency=1, prefetch=1)
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker, concurrency=1, prefetch=1)
     session.give_jobs(session.expect("claim"), 1, 2, kind="lost")
     worker.started()
     session.notify(pb.ATTEMPT_LOST, b"2")       # has not started: never will
@@ -520,20 +454,14 @@ def test_a_lost_attempt_is_told_to_its_handler(fake, start_worker):
     session.notify(99)                          # from a newer proxy
     assert session.expect("claim").claim.max_jobs == 1
     session.notify(pb.ATTEMPT_LOST, b"1")
-    frames, items = expect_finish(session, 1)
-    assert items == [b"1"]
-    session.settle(frames[0], pb.STALE)
-    worker.stop()
-    part(session)
-    stats = worker.join()
+    assert settle(session, 1, pb.STALE) == [b"1"]
+    stats = leave(worker, session)
     assert (stats.executed, stats.not_accepted) == (1, 1)
 
 
 def test_a_session_taken_over_by_another_ends_the_worker(fake, start_worker):
     """Two with one id would take it from each other for ever."""
-    worker = start_worker(fake.address, "q")
-    session = fake.accept()
-    session.greet()
+    worker, session = begin(fake, start_worker)
     session.answer(pb.ClientFrame(), error=pb.Error(code=pb.FAILED_PRECONDITION, message="taken"))
     with pytest.raises(drivers.CallError) as ended:
         worker.join()
