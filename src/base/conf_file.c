@@ -173,39 +173,52 @@ static enum code read_lines(const struct source *source, char *text, struct err 
     return code;
 }
 
+static enum code refuse_file(const char *path, const char *why, struct err *err)
+{
+    return err_set(err, CODE_NOT_FOUND, "cannot read %.*s: %s", PATH_SHOWN_BYTES, path, why);
+}
+
+/* Reads what is there, at most `room` bytes; false: errno says why not. */
+static bool read_all(int fd, char *text, size_t room, size_t *len)
+{
+    ssize_t got = 1;
+
+    for (*len = 0; *len < room && got != 0;) {
+        got = read(fd, text + *len, room - *len);
+        if (got < 0 && errno != EINTR)
+            return false;
+        *len += got > 0 ? (size_t)got : 0;
+    }
+    return true;
+}
+
 /* A file that can not make us wait: SIGHUP reads it in the middle of our work. */
-static FILE *open_regular(const char *path, struct err *err)
+static enum code read_regular(const char *path, char *text, size_t room, size_t *len,
+                              struct err *err)
 {
     struct stat stat;
+    enum code code = CODE_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
-    if (fd < 0) {
-        err_set(err, CODE_NOT_FOUND, "cannot read %.*s: %s", PATH_SHOWN_BYTES, path,
-                strerror(errno));
-        return NULL;
-    }
-    if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode)) {
-        err_set(err, CODE_NOT_FOUND, "cannot read %.*s: it is not a file", PATH_SHOWN_BYTES, path);
-        close(fd);
-        return NULL;
-    }
-    return fdopen(fd, "r");
+    if (fd < 0)
+        return refuse_file(path, strerror(errno), err);
+    if (fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode))
+        code = refuse_file(path, "it is not a file", err);
+    else if (!read_all(fd, text, room, len))
+        code = refuse_file(path, strerror(errno), err);
+    close(fd);
+    return code;
 }
 
 /* The whole file in memory of its own, a NUL behind it. */
 static enum code slurp(const char *path, char **text, struct err *err)
 {
-    FILE *file = open_regular(path, err);
+    size_t len = 0;
 
-    if (file == NULL)
-        return CODE_NOT_FOUND;
     *text = mem_zalloc(FILE_BYTES_MAX + 2);
-    size_t len = fread(*text, 1, FILE_BYTES_MAX + 1, file);
-    int failed = ferror(file) ? errno : 0;
-    fclose(file);
-    if (failed != 0)
-        return err_set(err, CODE_NOT_FOUND, "cannot read %.*s: %s", PATH_SHOWN_BYTES, path,
-                       strerror(failed));
+    enum code code = read_regular(path, *text, FILE_BYTES_MAX + 1, &len, err);
+    if (code != CODE_OK)
+        return code;
     if (len > FILE_BYTES_MAX)
         return err_set(err, CODE_INVALID_ARGUMENT, "%.*s: longer than %d bytes", PATH_SHOWN_BYTES,
                        path, FILE_BYTES_MAX);
