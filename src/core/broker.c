@@ -412,8 +412,8 @@ static void note_failure(struct group *group, const struct err *err)
     uint64_t pause_us = (uint64_t)FAILED_PAUSE_US << doublings;
     char text[ERR_MESSAGE_BYTES];
 
-    retry_final_err(err, OUTCOME_NOT_DONE, false,
-                    &group->last_err); /* to the client a claim is never unsure */
+    /* To the client a claim is never unsure. */
+    retry_final_err(err, OUTCOME_NOT_DONE, false, &group->last_err);
     if (group->failures++ == 0)
         log_event(LOG_WARN, "claim_failed", "sqlstate=%s reason=\"%s\"", err->sqlstate,
                   log_text(text, sizeof text, err->message));

@@ -271,8 +271,7 @@ static void take_jobs(struct enqueuer *enqueuer, struct request *request)
     work->items = items;
     request->work = work;
     work->results = request_alloc(request, count * sizeof *work->results);
-    work->missing =
-        count + 1; /* one for this function, so that it is not answered under its feet */
+    work->missing = count + 1; /* one more for this function: no answer under its feet */
     for (size_t i = 0; i < count; i++) {
         const struct err *invalid = request->in.enqueue.orders[i].invalid;
         items[i].work = work;

@@ -27,8 +27,8 @@ struct finish_work {
     struct finish_item *items;
     struct finish_result *results;
     size_t missing; /* items without a result */
-    const struct err
-        *unknown; /* set: some item is not known yet, the request as a whole is answered so */
+    /* Set: some item is not known yet, and the request as a whole is answered so. */
+    const struct err *unknown;
     struct hand_back back;
     bool is_hand_back; /* the proxy's own request: nobody is answered, but back.told */
 };
@@ -509,8 +509,7 @@ static void start_work(struct finisher *finisher, struct request *request,
     if (back != NULL)
         work->back = *back;
     work->results = request_alloc(request, count * sizeof *work->results);
-    work->missing =
-        count + 1; /* one for this function, so that it is not answered under its feet */
+    work->missing = count + 1; /* one more for this function: no answer under its feet */
     for (size_t i = 0; i < count; i++) {
         const struct finish_input *input = &request->in.finish.inputs[i];
         items[i].work = work;

@@ -14,9 +14,10 @@ static void on_again(struct timer *timer, uint64_t now_us)
 
 static void add_run(struct ids *ids, struct id_run run)
 {
-    if (ids->run_count == ID_RUNS_MAX || run.first < 1 || run.last < run.first ||
-        run.last > JOB_ID_MAX)
-        return; /* more runs than we keep: they are skipped, never used twice */
+    bool makes_sense = run.first >= 1 && run.first <= run.last && run.last <= JOB_ID_MAX;
+
+    if (!makes_sense || ids->run_count == ID_RUNS_MAX)
+        return; /* of more runs than we keep no id is ever used */
     ids->runs[ids->run_count++] = run;
     ids->available += run.last - run.first + 1;
 }

@@ -33,8 +33,8 @@ struct connection {
     enum connection_state state;
     struct watch *watch;
     struct list_node dirty; /* net->dirty: has something to write, to parse or to bury */
-    struct timer
-        deadline; /* of the frame that is arriving, the output that does not move, or the linger */
+    /* Of the frame that is arriving, the output that does not move, or the linger. */
+    struct timer deadline;
     struct buf input; /* the beginning of a frame that is not complete */
     struct buf output;
     uint64_t written_bytes;   /* of all output so far */
