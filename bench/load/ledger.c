@@ -4,6 +4,7 @@
 #include "link.h"
 
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,7 +49,8 @@ void ledger_free(struct ledger *ledger)
     free(ledger);
 }
 
-void ledger_violation(struct ledger *ledger, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void violation(struct ledger *ledger,
+                                                            const char *format, ...)
 {
     if (++ledger->violations > PRINTED_MAX)
         return;
@@ -96,7 +98,7 @@ void ledger_start_clock(struct ledger *ledger, uint32_t seq, int64_t at_us)
 void ledger_acknowledge(struct ledger *ledger, uint32_t seq, int64_t id)
 {
     if (seq >= ledger->count || ledger->jobs[seq].acknowledged_id != 0)
-        ledger_violation(ledger, "a result for job %u that was not asked for", seq);
+        violation(ledger, "a result for job %u that was not asked for", seq);
     else
         ledger->jobs[seq].acknowledged_id = id;
 }
@@ -109,7 +111,7 @@ uint32_t ledger_execute(struct ledger *ledger, const uint8_t *args, size_t lengt
         die("job %lld has other args than were enqueued", (long long)id);
     struct job *job = &ledger->jobs[seq];
     if (job->executions++ > 0) {
-        ledger_violation(ledger, "job %u (id %lld) executed again", seq, (long long)id);
+        violation(ledger, "job %u (id %lld) executed again", seq, (long long)id);
         return seq;
     }
     job->claimed_id = id;
@@ -123,7 +125,7 @@ void ledger_finish(struct ledger *ledger, uint32_t seq, int is_done)
     if (is_done)
         ledger->jobs[seq].finishes++;
     else
-        ledger_violation(ledger, "the finish of job %u was not answered DONE", seq);
+        violation(ledger, "the finish of job %u was not answered DONE", seq);
 }
 
 // ---- Audit
@@ -142,7 +144,7 @@ static void audit_ids(struct ledger *ledger)
     qsort(ids, ledger->count, sizeof *ids, compare_ids);
     for (uint32_t i = 1; i < ledger->count; i++)
         if (ids[i] == ids[i - 1])
-            ledger_violation(ledger, "id %lld was given twice", (long long)ids[i]);
+            violation(ledger, "id %lld was given twice", (long long)ids[i]);
     free(ids);
 }
 
@@ -151,14 +153,14 @@ uint64_t ledger_audit(struct ledger *ledger)
     for (uint32_t seq = 0; seq < ledger->count; seq++) {
         const struct job *job = &ledger->jobs[seq];
         if (job->acknowledged_id <= 0)
-            ledger_violation(ledger, "job %u was not acknowledged", seq);
+            violation(ledger, "job %u was not acknowledged", seq);
         if (job->executions == 0)
-            ledger_violation(ledger, "job %u was not executed", seq);
+            violation(ledger, "job %u was not executed", seq);
         else if (job->claimed_id != job->acknowledged_id)
-            ledger_violation(ledger, "job %u was enqueued as %lld and claimed as %lld", seq,
-                             (long long)job->acknowledged_id, (long long)job->claimed_id);
+            violation(ledger, "job %u was enqueued as %lld and claimed as %lld", seq,
+                      (long long)job->acknowledged_id, (long long)job->claimed_id);
         if (job->finishes != 1)
-            ledger_violation(ledger, "job %u was finished %u times", seq, job->finishes);
+            violation(ledger, "job %u was finished %u times", seq, job->finishes);
     }
     audit_ids(ledger);
     return ledger->violations;

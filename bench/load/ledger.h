@@ -10,7 +10,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 
 enum { ARGS_BYTES = 80 };
 
@@ -30,8 +29,6 @@ void ledger_acknowledge(struct ledger *ledger, uint32_t seq, int64_t id);
 uint32_t ledger_execute(struct ledger *ledger, const uint8_t *args, size_t length, int64_t id,
                         int64_t since_us, int64_t now_us);
 void ledger_finish(struct ledger *ledger, uint32_t seq, int is_done);
-__attribute__((format(printf, 2, 3))) void ledger_violation(struct ledger *ledger,
-                                                            const char *format, ...);
 
 // Checks every job; returns the number of violations, of which the first were printed.
 uint64_t ledger_audit(struct ledger *ledger);
