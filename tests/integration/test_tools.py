@@ -32,7 +32,8 @@ def test_layers_that_are_kept(source):
     ("base", '"core/job.h"'), ("core", '"wire/frame.h"'), ("core", '"../wire/frame.h"'),
     ("core", "<libpq-fe.h>"), ("core", "<event2/event.h>"), ("core", "<openssl/ssl.h>"),
     ("core", '"awa/v1/awa.pb-c.h"'), ("wire", '"net/session.h"'), ("pg", '"core/job.h"'),
-    ("pg", "<event2/event.h>"), ("nowhere", '"base/err.h"'),
+    ("pg", "<event2/event.h>"), ("net", "<event2/event.h>"), ("app", "<event2/event.h>"),
+    ("nowhere", '"base/err.h"'),
 ])
 def test_layers_that_are_broken(source, layer, include):
     (source / "src" / layer).mkdir(exist_ok=True)
