@@ -15,11 +15,14 @@ DEADLINE_S = 20
 
 
 def _load_messages():
-    folder = tempfile.mkdtemp(prefix="awa-proto-")
-    subprocess.run(["protoc", f"--proto_path={REPOSITORY}/proto", f"--python_out={folder}", "awa/v1/awa.proto"],
-                   check=True)
-    sys.path.insert(0, folder)
-    return importlib.import_module("awa.v1.awa_pb2")
+    with tempfile.TemporaryDirectory(prefix="awa-proto-") as folder:
+        subprocess.run(["protoc", f"--proto_path={REPOSITORY}/proto", f"--python_out={folder}", "awa/v1/awa.proto"],
+                       check=True)
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module("awa.v1.awa_pb2")
+        finally:
+            sys.path.remove(folder)
 
 
 pb = _load_messages()
