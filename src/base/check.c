@@ -1,12 +1,12 @@
 /* check: see check.h. */
 #include "base/check.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "base/log.h"
 
 void check_failed(const char *condition, const char *file, int line)
 {
-    fprintf(stderr, "level=fatal event=check_failed condition=\"%s\" file=%s line=%d\n", condition,
-            file, line);
-    abort();
+    char text[200];
+
+    log_fatal("check_failed", "condition=\"%s\" file=%s line=%d",
+              log_text(text, sizeof text, condition), file, line);
 }

@@ -1,9 +1,11 @@
 /* log: see log.h. */
 #include "base/log.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -71,8 +73,16 @@ static size_t used_after(size_t used, int written)
     return (size_t)written < left ? used + (size_t)written : LOG_LINE_BYTES_MAX - 1;
 }
 
-/* The line so far has no newline. */
-static void put_line(char *line, size_t used)
+/* A pipe that nobody empties is full some day. One that is writable takes PIPE_BUF bytes at once,
+ * and that is more than a line. */
+static bool is_writable(void)
+{
+    struct pollfd waiting = {.fd = STDERR_FILENO, .events = POLLOUT};
+    return poll(&waiting, 1, 0) > 0;
+}
+
+/* The line so far has no newline. False: nobody reads, and there is no room for it. */
+static bool put_line(char *line, size_t used)
 {
     char json[LOG_JSON_BYTES_MAX];
     const char *out = line;
@@ -84,36 +94,56 @@ static void put_line(char *line, size_t used)
     } else {
         line[used++] = '\n';
     }
+    if (!is_writable())
+        return false;
     if (write(STDERR_FILENO, out, used) < 0) {
         /* stderr is gone: there is nobody left to tell */
     }
+    return true;
+}
+
+/* Time, level and name; returns how much of the line is used. */
+static size_t begin_line(char *line, const char *level, const char *event)
+{
+    int64_t wall_us = clock_wall_us();
+    time_t seconds = (time_t)(wall_us / US_PER_S);
+    struct tm utc;
+
+    gmtime_r(&seconds, &utc);
+    size_t used = strftime(line, LOG_LINE_BYTES_MAX, "ts=%Y-%m-%dT%H:%M:%S", &utc);
+    return used_after(used,
+                      snprintf(line + used, LOG_LINE_BYTES_MAX - used, ".%03dZ level=%s event=%s ",
+                               (int)(wall_us / US_PER_MS % 1000), level, event));
 }
 
 void log_event(enum log_level level, const char *event, const char *format, ...)
 {
     char line[LOG_LINE_BYTES_MAX + 1];
-    size_t used = 0;
-    int64_t wall_us = clock_wall_us();
-    time_t seconds = (time_t)(wall_us / US_PER_S);
-    struct tm utc;
     va_list args;
 
     if (level < log_state.level || !within_budget())
         return;
-    gmtime_r(&seconds, &utc);
-    used = strftime(line, LOG_LINE_BYTES_MAX, "ts=%Y-%m-%dT%H:%M:%S", &utc);
-    used = used_after(used,
-                      snprintf(line + used, LOG_LINE_BYTES_MAX - used, ".%03dZ level=%s event=%s ",
-                               (int)(wall_us / US_PER_MS % 1000), level_name(level), event));
-    if (log_state.dropped > 0) {
+    size_t used = begin_line(line, level_name(level), event);
+    if (log_state.dropped > 0)
         used = used_after(used, snprintf(line + used, LOG_LINE_BYTES_MAX - used, "log_dropped=%lu ",
                                          log_state.dropped));
-        log_state.dropped = 0;
-    }
+    va_start(args, format);
+    used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
+    va_end(args);
+    log_state.dropped = put_line(line, used) ? 0 : log_state.dropped + 1;
+}
+
+void log_fatal(const char *event, const char *format, ...)
+{
+    char line[LOG_LINE_BYTES_MAX + 1];
+    size_t used = begin_line(line, "fatal", event);
+    va_list args;
+
     va_start(args, format);
     used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
     va_end(args);
     put_line(line, used);
+    abort();
 }
 
 void log_ready(const char *format, ...)
@@ -127,7 +157,7 @@ void log_ready(const char *format, ...)
     va_start(args, format);
     used = used_after(used, vsnprintf(line + used, LOG_LINE_BYTES_MAX - used, format, args));
     va_end(args);
-    put_line(line, used);
+    log_state.dropped += !put_line(line, used);
 }
 
 const char *log_text(char *out, size_t out_bytes, const char *text)

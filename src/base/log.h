@@ -3,7 +3,8 @@
  * Use: log_event(LOG_WARN, "pg_lost", "pid=%d reason=\"%s\"", pid, reason). The event name is a
  * constant that an operator can search for; the rest is key=value. Quote what may hold spaces with
  * log_text(); a value that stays bare holds no space. docs/operations.md lists every event. Limits:
- * at most LOG_LINES_PER_S lines a second; what is dropped is counted and said in the next line.
+ * at most LOG_LINES_PER_S lines a second, and none that stderr has no room for: who does not read
+ * the log does not hold up the loop. What is dropped is counted and said in the next line.
  * Never called per job or per request, unless something is wrong with it. Never given a secret.
  * State: the level, the format and the line budget are the only mutable static data of the proxy,
  * private to log.c.
@@ -29,6 +30,9 @@ void log_event(enum log_level level, const char *event, const char *format, ...)
 /* So that what is said next is not dropped, whatever was said in this second: for what a person has
  * asked for, and for the end. */
 void log_make_room(void);
+
+/* The last line, whatever the level and the budget are; then abort(). */
+_Noreturn void log_fatal(const char *event, const char *format, ...) PRINTF_LIKE(2, 3);
 
 /* The one line that a supervisor waits for: whatever the level is, and with nothing before "ready".
  */

@@ -1,16 +1,15 @@
 /* mem: see mem.h. */
 #include "base/mem.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+
 static void *checked(void *memory, size_t size_bytes)
 {
-    if (memory == NULL) {
-        fprintf(stderr, "level=fatal event=out_of_memory bytes=%zu\n", size_bytes);
-        abort();
-    }
+    if (memory == NULL)
+        log_fatal("out_of_memory", "bytes=%zu", size_bytes);
     return memory;
 }
 

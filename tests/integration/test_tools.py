@@ -48,7 +48,9 @@ ROW = "| `{}` | info | {} | what it means |\n"
 
 @pytest.mark.parametrize("call, row, complaint", [
     ('log_event(LOG_INFO, "went", "pid=%d why=\\"a=b\\"" " n=%d", 1, 2);', ROW.format("went", "`pid` `why` `n`"), None),
+    ('log_fatal("went", "pid=%d", 1);', ROW.format("went", "`pid`"), None),
     ('log_event(LOG_INFO, "went", "pid=%d", 1);', "", "no row for event went"),
+    ('log_fatal("went", "pid=%d", 1);', "", "no row for event went"),
     ('log_event(LOG_INFO, "went", "pid=%d", 1);', ROW.format("went", "`pid` `n`"), "event went has the fields pid"),
     ('log_event(LOG_INFO, "went", "pid=%d", 1);', ROW.format("went", "`pid`") + ROW.format("gone", ""), "nothing logs event gone"),
     ('log_event(LOG_INFO, name, "pid=%d", 1);', "", "not a literal"),

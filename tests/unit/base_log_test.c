@@ -8,7 +8,12 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "base/log_json.h"
 
@@ -94,10 +99,86 @@ static void what_room_was_made_for_is_not_dropped(void **state)
     assert_true(says_the_end());
 }
 
+/* Until not a byte more goes in without waiting. */
+static void fill_pipe(int fd)
+{
+    static const char byte = 'x';
+
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    while (write(fd, &byte, 1) == 1)
+        continue;
+    assert_int_equal(errno, EAGAIN);
+    assert_int_equal(fcntl(fd, F_SETFL, 0), 0);
+}
+
+/* What can be read of it. */
+static size_t drain_pipe(int fd, char *text, size_t room)
+{
+    size_t len = 0;
+
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    for (ssize_t got = 1; got > 0 && len<room; len += got> 0 ? (size_t)got : 0)
+        got = read(fd, text + len, room - len);
+    return len;
+}
+
+static void who_does_not_read_the_log_holds_up_nobody(void **state)
+{
+    (void)state;
+    static char text[256 * 1024];
+    int ends[2];
+    int before = dup(STDERR_FILENO);
+
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+    fill_pipe(ends[1]);
+    alarm(30); /* it ends the test where a line waits for room */
+    log_make_room();
+    log_event(LOG_ERROR, "unread", "n=%d", 1);
+    log_event(LOG_ERROR, "unread", "n=%d", 2);
+    drain_pipe(ends[0], text, sizeof text);
+    log_event(LOG_ERROR, "read", "n=%d", 3);
+    alarm(0);
+    dup2(before, STDERR_FILENO);
+    text[drain_pipe(ends[0], text, sizeof text - 1)] = '\0';
+    assert_null(strstr(text, "event=unread"));
+    assert_non_null(strstr(text, "event=read log_dropped=2 n=3"));
+    close(before);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+/* In a child, whose stderr is read here. */
+static void a_fatal_line_is_of_the_format_of_all(void **state)
+{
+    (void)state;
+    char text[1024];
+    int ends[2];
+    int status = 0;
+
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        log_set_format(LOG_JSON);
+        check_failed("strcmp(a, \"b\") == 0", "f.c", 7);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    text[drain_pipe(ends[0], text, sizeof text - 1)] = '\0';
+    assert_non_null(strstr(text,
+                           "\"level\":\"fatal\",\"event\":\"check_failed\","
+                           "\"condition\":\"strcmp(a, 'b') == 0\",\"file\":\"f.c\",\"line\":7}"));
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_room_was_made_for_is_not_dropped),
+        cmocka_unit_test(who_does_not_read_the_log_holds_up_nobody),
+        cmocka_unit_test(a_fatal_line_is_of_the_format_of_all),
         cmocka_unit_test(pairs_become_members),
         cmocka_unit_test(only_whole_numbers_are_numbers),
         cmocka_unit_test(what_was_cut_is_still_an_object),
