@@ -1,6 +1,7 @@
 /* log: see log.h. */
 #include "base/log.h"
 
+#include <limits.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -74,7 +75,8 @@ static size_t used_after(size_t used, int written)
 }
 
 /* A pipe that nobody empties is full some day. One that is writable takes PIPE_BUF bytes at once,
- * and that is more than a line. */
+ * so a line of no more does not wait. */
+_Static_assert((int)LOG_JSON_BYTES_MAX <= PIPE_BUF, "a line fits into a pipe that is writable");
 static bool is_writable(void)
 {
     struct pollfd waiting = {.fd = STDERR_FILENO, .events = POLLOUT};

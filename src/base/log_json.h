@@ -6,8 +6,9 @@
 
 #include "base/log.h"
 
-/* Every byte of the line may need six, its key quotes. */
-enum { LOG_JSON_BYTES_MAX = 8 * LOG_LINE_BYTES_MAX };
+/* Two bytes of the line, a key of one letter and a space, may become eight. The line begins with a
+ * time, which makes up for the brackets. */
+enum { LOG_JSON_BYTES_MAX = 4 * LOG_LINE_BYTES_MAX };
 
 /* Writes the object and a newline; returns how many bytes. A bare whole number becomes a number,
  * everything else a text; sqlstate always is a text, for 40001 and 57P01 must be of one type. */
