@@ -187,24 +187,28 @@ def test_aborted_and_refused_outcomes_are_sent_again(fake, start_worker):
     assert leave(worker, session).done == 1
 
 
-@pytest.mark.parametrize("status,stats", [(pb.DONE, (1, 1, 0)), (pb.INVALID, (1, 0, 1))])
-def test_a_refused_outcome_becomes_a_retry_once(fake, start_worker, status, stats):
+REFUSALS = {"invalid": pb.FinishResult(status=pb.INVALID, error=pb.Error(code=pb.INVALID_ARGUMENT, message="no such day")),
+            "damaged": pb.FinishResult(status=pb.STATUS_ABORTED, error=pb.Error(code=pb.INTERNAL, message="no such day"))}
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_refused_outcome_becomes_a_retry_once(fake, start_worker, refusal, accepted):
     worker = start_worker(fake.address, "q")
     session = fake.accept()
     session.greet()
     session.give_jobs(session.expect("claim"), 1)
     frames, _ = expect_finish(session, 1)
-    refusal = pb.Error(code=pb.INVALID_ARGUMENT, message="no such day")
-    session.answer(frames[0], finish_ok=pb.FinishOk(
-        results=[pb.FinishResult(status=pb.INVALID, error=refusal)]))
+    session.answer(frames[0], finish_ok=pb.FinishOk(results=[REFUSALS[refusal]]))
     frames, items = expect_finish(session, 1)
     assert items == [b"1"]
     assert frames[0].finish.items[0].retry == pb.Retry(error="the outcome was refused: no such day")
-    session.settle(frames[0], status)
+    result = pb.FinishResult(status=pb.DONE) if accepted else REFUSALS[refusal]
+    session.answer(frames[0], finish_ok=pb.FinishOk(results=[result]))
     worker.stop()
     part(session)
     got = worker.join()
-    assert (got.executed, got.done, got.not_accepted) == stats
+    assert (got.executed, got.done, got.not_accepted) == ((1, 1, 0) if accepted else (1, 0, 1))
 
 
 def test_an_error_is_sent_as_text(fake, start_worker):

@@ -292,16 +292,25 @@ static void send_substitute(struct awa_worker *worker, struct task *task,
     awai_pool_push_finished(&worker->pool, task);
 }
 
+// This outcome will never be accepted, however often it is sent.
+static bool is_refused(const Awa__V1__FinishResult *result)
+{
+    return result->status == AWA__V1__FINISH_STATUS__INVALID ||
+           (result->status == AWA__V1__FINISH_STATUS__STATUS_ABORTED && result->error != NULL &&
+            result->error->code == AWA__V1__CODE__INTERNAL);
+}
+
 static void on_result(struct awa_worker *worker, struct task *task,
                       const Awa__V1__FinishResult *result)
 {
     Awa__V1__FinishStatus status = result->status;
-    if (status == AWA__V1__FINISH_STATUS__STATUS_ABORTED) {
-        send_again(worker, task);
+    bool refused = is_refused(result);
+    if (refused && !task->is_substitute) {
+        send_substitute(worker, task, result->error);
         return;
     }
-    if (status == AWA__V1__FINISH_STATUS__INVALID && !task->is_substitute) {
-        send_substitute(worker, task, result->error);
+    if (status == AWA__V1__FINISH_STATUS__STATUS_ABORTED && !refused) {
+        send_again(worker, task);
         return;
     }
     if (status == AWA__V1__FINISH_STATUS__DONE || status == AWA__V1__FINISH_STATUS__ALREADY_DONE)

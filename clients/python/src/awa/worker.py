@@ -76,6 +76,12 @@ def describe(failure: BaseException) -> str:
         return type(failure).__name__
 
 
+def is_refused(result: pb.FinishResult) -> bool:
+    """This outcome will never be accepted, however often it is sent."""
+    return result.status == pb.INVALID or (
+        result.status == pb.STATUS_ABORTED and result.error.code == pb.INTERNAL)
+
+
 class Worker:
     """Works on queues (in strict order of preference) until stop().
 
@@ -370,13 +376,13 @@ class Worker:
         sent = self._sent.pop(request_id, [])
         need_all(len(finish_ok.results), len(sent), "items")
         for done, result in zip(sent, finish_ok.results):
-            if result.status == pb.STATUS_ABORTED:
-                self._finished.append(done)
-                self._pause()
-            elif result.status == pb.INVALID and not done.is_substitute:
+            if is_refused(result) and not done.is_substitute:
                 # The attempt is still ours, and would be for as long as this session lasts.
                 instead = Retry(f"the outcome was refused: {result.error.message}")
                 self._finished.append(Finished(done.job, instead, is_substitute=True))
+            elif result.status == pb.STATUS_ABORTED and not is_refused(result):
+                self._finished.append(done)
+                self._pause()
             elif result.status in (pb.DONE, pb.ALREADY_DONE):
                 self.stats.done += 1
             else:
