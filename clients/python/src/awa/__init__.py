@@ -6,7 +6,8 @@
     awa.Worker("unix:/run/awa-proxy/awa.sock", ["mail"], handler).run()
 
 Delays and waits are datetime.timedelta, times are aware datetime.datetime, args
-are JSON values. Every failure is an awa.Error with a code.
+are JSON values. A failure is an awa.Error with a code; a value that cannot be sent
+at all (args that are no JSON, a number out of range) is a TypeError or a ValueError.
 """
 from .client import Client
 from .errors import Code, Error
