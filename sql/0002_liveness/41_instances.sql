@@ -46,15 +46,17 @@ END $$;
 -- and who then comes first would take the others, which are connecting just as he was, for dead.
 CREATE FUNCTION longest_look() RETURNS interval LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT interval '2 seconds' $$;
 
--- Leaves the time in which nobody looked out of all absences. Locks rows that change until commit (skipped when locked). Waits for nobody.
+-- Leaves the time in which nobody looked out of all absences; one that begins in the future, because the clock has gone back, begins now. Locks rows that
+-- change until commit (skipped when locked). Waits for nobody.
 CREATE FUNCTION discount_absences() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v_now CONSTANT timestamptz := clock_timestamp();
 BEGIN
     UPDATE runtime_instances
-       SET missing_since = missing_since + greatest(v_now - greatest(looked_at, missing_since) - longest_look(), interval '0'), looked_at = v_now
-     WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.missing_since IS NOT NULL AND r.settled_at IS NULL FOR UPDATE SKIP LOCKED);
+       SET missing_since = least(missing_since + greatest(v_now - greatest(looked_at, missing_since) - longest_look(), interval '0'), v_now), looked_at = v_now
+     WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.missing_since > v_now OR r.missing_since IS NOT NULL AND r.settled_at IS NULL
+                           FOR UPDATE SKIP LOCKED);
 END $$;
 
 -- Writes down who has gone missing and who is back. Locks rows that change until commit (skipped when locked). Waits for nobody.
@@ -74,7 +76,4 @@ BEGIN
      WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.instance = ANY (v_gone) AND r.missing_since IS NULL FOR UPDATE SKIP LOCKED);
     UPDATE runtime_instances SET missing_since = NULL, settled_at = NULL
      WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.instance = ANY (v_back) AND r.missing_since IS NOT NULL FOR UPDATE SKIP LOCKED);
-    -- The clock has gone back since: its time begins now.
-    UPDATE runtime_instances SET missing_since = clock_timestamp()
-     WHERE instance IN (SELECT r.instance FROM runtime_instances r WHERE r.missing_since > clock_timestamp() FOR UPDATE SKIP LOCKED);
 END $$;
