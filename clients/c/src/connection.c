@@ -85,7 +85,7 @@ static enum awa_code exchange(struct awa_connection *connection,
     if (is_error)
         code = awai_fail_from_wire(error, (*answer)->error);
     else
-        code = awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+        code = awai_not_asked_for(error);
     if (!own || !is_error)
         awai_stream_close(&connection->stream);
     awa__v1__server_frame__free_unpacked(*answer, NULL);

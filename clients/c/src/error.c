@@ -43,3 +43,8 @@ enum awa_code awai_out_of_memory(struct awa_error *error)
 {
     return awai_fail(error, AWA_RESOURCE_EXHAUSTED, "out of memory");
 }
+
+enum awa_code awai_not_asked_for(struct awa_error *error)
+{
+    return awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
+}

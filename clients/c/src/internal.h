@@ -21,6 +21,7 @@ __attribute__((format(printf, 3, 4))) enum awa_code
 awai_fail(struct awa_error *error, enum awa_code code, const char *format, ...);
 enum awa_code awai_fail_from_wire(struct awa_error *error, const Awa__V1__Error *wire);
 enum awa_code awai_out_of_memory(struct awa_error *error);
+enum awa_code awai_not_asked_for(struct awa_error *error);
 
 // ---- address.c
 

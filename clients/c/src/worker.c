@@ -247,16 +247,11 @@ static enum awa_code send_goodbye(struct awa_worker *worker, struct awa_error *e
 
 // ---- Answers
 
-static enum awa_code not_asked_for(struct awa_error *error)
-{
-    return awai_fail(error, AWA_INTERNAL, "the proxy sent an answer that was not asked for");
-}
-
 static enum awa_code on_jobs(struct awa_worker *worker, uint64_t request_id,
                              const Awa__V1__ClaimOk *ok, struct awa_error *error)
 {
     if (worker->claim_id == 0 || request_id != worker->claim_id || ok->n_jobs > worker->claim_jobs)
-        return not_asked_for(error);
+        return awai_not_asked_for(error);
     worker->claim_id = 0;
     if (is_leaving(worker))
         return release_unwanted(worker, ok, error);
@@ -415,7 +410,7 @@ static enum awa_code on_frame(struct awa_worker *worker, const Awa__V1__ServerFr
     case AWA__V1__SERVER_FRAME__ANSWER__NOT_SET:
     case _AWA__V1__SERVER_FRAME__ANSWER__CASE_IS_INT_SIZE: break;
     }
-    return not_asked_for(error);
+    return awai_not_asked_for(error);
 }
 
 static enum awa_code receive_what_is_there(struct awa_worker *worker, struct awa_error *error)

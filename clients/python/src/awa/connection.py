@@ -87,6 +87,10 @@ def need_all(answered: int, asked: int, what: str) -> None:
         raise Error(Code.INTERNAL, f"the proxy answered {answered} of {asked} {what}")
 
 
+def not_asked_for() -> Error:
+    return Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
+
+
 def encode_frame(frame: pb.ClientFrame) -> bytes:
     body = frame.SerializeToString()
     prefix = bytearray()
@@ -227,13 +231,7 @@ class Connection:
     def _exchange(self, request: pb.ClientFrame, expected: str,
                   deadline: float) -> pb.ServerFrame:
         request_id = self.send(request, max(0.001, deadline - time.monotonic()))
-        while True:     # past the notices: they are for those who wait for nothing in particular
-            answer = self.receive(max(0.0, deadline - time.monotonic()))
-            if answer is None or not answer.HasField("notice"):
-                break
-            if time.monotonic() >= deadline:
-                answer = None
-                break
+        answer = self._receive_answer(deadline)
         if answer is None:
             raise self._lost("the proxy did not answer in time")
         kind = answer.WhichOneof("answer")
@@ -244,7 +242,16 @@ class Connection:
             self.close()
         if kind == "error":
             raise Error.from_wire(answer.error)
-        raise Error(Code.INTERNAL, "the proxy sent an answer that was not asked for")
+        raise not_asked_for()
+
+    def _receive_answer(self, deadline: float) -> pb.ServerFrame | None:
+        """Past the notices: they are for those who wait for nothing in particular."""
+        answer = self.receive(max(0.0, deadline - time.monotonic()))
+        while answer is not None and answer.HasField("notice"):
+            if time.monotonic() >= deadline:
+                return None
+            answer = self.receive(max(0.0, deadline - time.monotonic()))
+        return answer
 
 
 connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -24,7 +24,7 @@ from typing import Callable, Sequence
 
 import awa_pb2 as pb
 
-from .connection import Connection, need_all, wait_readable
+from .connection import Connection, need_all, not_asked_for, wait_readable
 from .errors import Code, Error
 from .types import Complete, Job, Outcome, Retry
 
@@ -35,7 +35,6 @@ logger = logging.getLogger("awa")
 CONNECT_TIMEOUT_S = 5.0
 CLAIM_WAIT_MS = 20_000
 PAUSE_S = 0.1               # before a request that failed is repeated
-NOT_ASKED_FOR = "the proxy sent an answer that was not asked for"
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 5.0
 
 
@@ -146,7 +145,7 @@ class Worker:
 
     def _run_session(self) -> bool:
         """True when all is done, False when there is to be another connection."""
-        self._claim_id = self._goodbye_id = self._cancelled_id = self._claim_jobs = 0
+        self._claim_id = self._goodbye_id = self._cancelled_id = 0
         self._parted = False
         self._paused_until = 0.0
         self._last_heard = self._last_pinged = time.monotonic()
@@ -333,12 +332,13 @@ class Worker:
             case "pong" | "release_ok" | "cancel_request_ok":
                 pass
             case _:
-                raise Error(Code.INTERNAL, NOT_ASKED_FOR)
+                raise not_asked_for()
 
     def _on_jobs(self, request_id: int, claim_ok: pb.ClaimOk) -> None:
-        if request_id != self._claim_id or len(claim_ok.jobs) > self._claim_jobs:
-            raise Error(Code.INTERNAL, NOT_ASKED_FOR)
-        self._claim_id = self._claim_jobs = 0
+        if (self._claim_id == 0 or request_id != self._claim_id
+                or len(claim_ok.jobs) > self._claim_jobs):
+            raise not_asked_for()
+        self._claim_id = 0
         if self._leaving:
             if self._goodbye_id == 0:   # else Goodbye hands them back
                 self._release([wire.receipt for wire in claim_ok.jobs])
@@ -376,11 +376,12 @@ class Worker:
         sent = self._sent.pop(request_id, [])
         need_all(len(finish_ok.results), len(sent), "items")
         for done, result in zip(sent, finish_ok.results):
-            if is_refused(result) and not done.is_substitute:
+            refused = is_refused(result)
+            if refused and not done.is_substitute:
                 # The attempt is still ours, and would be for as long as this session lasts.
                 instead = Retry(f"the outcome was refused: {result.error.message}")
                 self._finished.append(Finished(done.job, instead, is_substitute=True))
-            elif result.status == pb.STATUS_ABORTED and not is_refused(result):
+            elif result.status == pb.STATUS_ABORTED and not refused:
                 self._finished.append(done)
                 self._pause()
             elif result.status in (pb.DONE, pb.ALREADY_DONE):
@@ -392,7 +393,7 @@ class Worker:
         if request_id == 0 or not wire.retryable:
             raise Error.from_wire(wire)
         if request_id == self._claim_id:
-            self._claim_id = self._claim_jobs = 0
+            self._claim_id = 0
         self._finished += self._sent.pop(request_id, [])
         self._pause()
 
