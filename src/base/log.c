@@ -14,11 +14,15 @@
 #include "base/clock.h"
 #include "base/log_json.h"
 
+enum {
+    US_PER_LINE = US_PER_S / LOG_LINES_PER_S,
+    AHEAD_US_MAX = (LOG_LINES_AT_ONCE - 1) * US_PER_LINE
+};
+
 static struct {
     enum log_level level;
     enum log_format format;
-    uint64_t second; /* the one that `lines` counts */
-    unsigned lines;
+    uint64_t spent_until_us; /* see within_budget */
     unsigned long dropped;
 } log_state = {.level = LOG_INFO};
 
@@ -43,25 +47,25 @@ void log_set_format(enum log_format format)
     log_state.format = format;
 }
 
+/* Each line spends US_PER_LINE of the time, and as much as LOG_LINES_AT_ONCE of them need may be
+ * spent before it has come. */
 static bool within_budget(void)
 {
-    uint64_t second = clock_mono_us() / US_PER_S;
+    uint64_t now_us = clock_mono_us();
 
-    if (second != log_state.second) {
-        log_state.second = second;
-        log_state.lines = 0;
-    }
-    if (log_state.lines >= LOG_LINES_PER_S) {
+    if (log_state.spent_until_us < now_us)
+        log_state.spent_until_us = now_us;
+    if (log_state.spent_until_us > now_us + AHEAD_US_MAX) {
         log_state.dropped++;
         return false;
     }
-    log_state.lines++;
+    log_state.spent_until_us += US_PER_LINE;
     return true;
 }
 
 void log_make_room(void)
 {
-    log_state.lines = 0;
+    log_state.spent_until_us = 0;
 }
 
 /* What is used after snprintf wanted to write so much. */

@@ -3,8 +3,10 @@
  * Use: log_event(LOG_WARN, "pg_lost", "pid=%d reason=\"%s\"", pid, reason). The event name is a
  * constant that an operator can search for; the rest is key=value. Quote what may hold spaces with
  * log_text(); a value that stays bare holds no space. docs/operations.md lists every event. Limits:
- * at most LOG_LINES_PER_S lines a second, and none that stderr has no room for: who does not read
- * the log does not hold up the loop. What is dropped is counted and said in the next line.
+ * in the long run LOG_LINES_PER_S lines a second, at once LOG_LINES_AT_ONCE (a server that goes and
+ * comes back is worth a line a connection, several times over), and none that stderr has no room
+ * for: who does not read the log does not hold up the loop. What is dropped is counted and said in
+ * the next line.
  * Never called per job or per request, unless something is wrong with it. Never given a secret.
  * State: the level, the format and the line budget are the only mutable static data of the proxy,
  * private to log.c.
@@ -18,7 +20,7 @@
 
 enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR };
 
-enum { LOG_LINES_PER_S = 50, LOG_LINE_BYTES_MAX = 1024 };
+enum { LOG_LINES_PER_S = 50, LOG_LINES_AT_ONCE = 500, LOG_LINE_BYTES_MAX = 1024 };
 
 enum log_format { LOG_LOGFMT, LOG_JSON };
 
@@ -27,7 +29,7 @@ void log_set_format(enum log_format format);
 
 void log_event(enum log_level level, const char *event, const char *format, ...) PRINTF_LIKE(3, 4);
 
-/* So that what is said next is not dropped, whatever was said in this second: for what a person has
+/* So that what is said next is not dropped, whatever was said just before: for what a person has
  * asked for, and for the end. */
 void log_make_room(void);
 

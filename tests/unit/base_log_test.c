@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -75,30 +76,52 @@ static void the_longest_line_fits(void **state)
     assert_in_range(log_json(out, line), 1, sizeof out);
 }
 
-/* Whether the last words of a talkative second are in the log. */
-static bool says_the_end(void)
+/* What is written while this many lines of noise come at once, and then an end for which there is
+ * room, or not. To be freed. */
+static char *said(int lines, bool room)
 {
-    char text[64 * 1024];
+    enum { BYTES_MAX = 256 * 1024 };
+    char *text = malloc(BYTES_MAX);
     FILE *file = tmpfile();
     int before = dup(STDERR_FILENO);
 
-    assert_true(file != NULL && before >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
-    for (int i = 0; i < 4 * LOG_LINES_PER_S; i++)
-        log_event(LOG_ERROR, "noise", "i=%d", i);
+    assert_true(text != NULL && file != NULL && before >= 0);
+    assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
     log_make_room();
+    for (int i = 0; i < lines; i++)
+        log_event(LOG_ERROR, "noise", "i=%d.", i);
+    if (room)
+        log_make_room();
     log_event(LOG_INFO, "end", "clean=%s", "yes");
     assert_int_equal(dup2(before, STDERR_FILENO), STDERR_FILENO);
     close(before);
     rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    text[fread(text, 1, BYTES_MAX - 1, file)] = '\0';
     fclose(file);
-    return strstr(text, "event=end ") != NULL;
+    return text;
+}
+
+static void a_burst_is_not_dropped(void **state)
+{
+    (void)state;
+    char *text = said(LOG_LINES_AT_ONCE - 1, false);
+
+    for (int i = 0; i < LOG_LINES_AT_ONCE - 1; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "event=noise i=%d.", i);
+        assert_non_null(strstr(text, line));
+    }
+    assert_non_null(strstr(text, "event=end clean=yes"));
+    free(text);
 }
 
 static void what_room_was_made_for_is_not_dropped(void **state)
 {
     (void)state;
-    assert_true(says_the_end());
+    char *text = said(4 * LOG_LINES_AT_ONCE, true);
+
+    assert_non_null(strstr(text, "event=end log_dropped="));
+    free(text);
 }
 
 /* Until not a byte more goes in without waiting. */
@@ -178,6 +201,7 @@ static void a_fatal_line_is_of_the_format_of_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_burst_is_not_dropped),
         cmocka_unit_test(what_room_was_made_for_is_not_dropped),
         cmocka_unit_test(who_does_not_read_the_log_holds_up_nobody),
         cmocka_unit_test(a_fatal_line_is_of_the_format_of_all),
