@@ -87,10 +87,9 @@ def kill_proxy(world, rng, spared=None):
 def hit_backend(world, place, pool, hit):
     """hit(pid) ends a server process of a proxy. When that was."""
     pid = wait_for(lambda: world.live_backends(place, pool), "a backend")[-1]
-    before = place.proxy.log().count("event=pg_lost")
     began = time.monotonic()
     hit(pid)
-    wait_for(lambda: place.proxy.log().count("event=pg_lost") > before, "the loss of the connection")
+    wait_for(lambda: not world.ask("SELECT FROM pg_stat_activity WHERE pid = %s", pid), "the end of the backend")
     return began
 
 

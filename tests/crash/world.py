@@ -39,9 +39,13 @@ OPTIONS = ("--drain-timeout-ms", "2000", "--session-grace-ms", str(GRACE_MS), "-
            "--completed-retention-ms", str(RETAINED_MS))
 PATIENCE_S = 100    # for what should come in any case; the bounds of kinds.py are tighter
 ASK_TIMEOUT_S = 2   # of one try of a probe
-LEADER = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'
-               AND classid::bigint << 32 | objid::bigint = awa.advisory_key('leader', 0)
-               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+LAST_LINES = 8      # of a log
+# The session with the leader's lock, and the proxy whose instance it is; what the log says of it may have been left out there.
+LEADER = """WITH held AS (SELECT pid, mode, classid::bigint << 32 | objid::bigint AS key FROM pg_locks WHERE locktype = 'advisory' AND granted
+                             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+            SELECT l.pid, (SELECT i.proxy FROM awa.runtime_instances i JOIN held h ON h.key = awa.advisory_key('instance', i.instance)
+                            WHERE h.pid = l.pid AND h.mode = 'ShareLock')
+              FROM held l WHERE l.mode = 'ExclusiveLock' AND l.key = awa.advisory_key('leader', 0)"""
 LIVING = """SELECT count(*) FROM awa.runtime_instances
             WHERE missing_since IS NULL AND awa.advisory_key('instance', instance) IN (SELECT key FROM awa.held_keys('ShareLock'))"""
 BACKENDS = re.compile(r"event=pg_connected pool=(\w+) pid=(\d+)")
@@ -226,12 +230,16 @@ class World:
         live = {pid for pid, in self.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'awa-proxy'")}
         return [pid for pid in place.backends(pool) if pid in live]
 
+    def leaders(self):
+        """(server process, pid of the proxy or None while it is not registered) of each session that leads."""
+        return [(pid, proxy and int(proxy.rsplit("/", 1)[1])) for pid, proxy in self.ask(LEADER)]
+
     def leader(self):
         """The place that leads now; None when nobody does."""
-        pids = [pid for pid, in self.ask(LEADER)]
-        if len(pids) > 1:
-            raise Trouble(f"{len(pids)} sessions lead")
-        return next((place for place in self.proxies if place.backends("control")[-1:] == pids), None)
+        leaders = self.leaders()
+        if len(leaders) > 1:
+            raise Trouble(f"{len(leaders)} sessions lead")
+        return next((place for place in self.proxies if [place.proxy.process.pid] == [proxy for _, proxy in leaders]), None)
 
     def wait_leader(self, *places):
         """Until one of these leads, or any."""
@@ -242,9 +250,28 @@ class World:
         wait_for(lambda: self.ask(LIVING) == [(len(self.proxies),)], "the registration of every proxy")
 
     def move_lead_from(self, place):
-        while self.wait_leader() is place:
-            self.ask("SELECT pg_terminate_backend(%s)", place.backends("control")[-1])
-            wait_for(lambda: self.leader() is not None, "a leader")
+        """It is stopped for as long as it takes another one to lead, or it would be the first to do so again."""
+        if self.wait_leader() is not place:
+            return
+        place.proxy.process.send_signal(signal.SIGSTOP)
+        try:
+            for pid, _ in self.leaders():
+                self.ask("SELECT pg_terminate_backend(%s)", pid)
+            self.wait_leader(*(other for other in self.proxies if other is not place))
+        finally:
+            place.proxy.process.send_signal(signal.SIGCONT)
+        self.wait_living()
+
+    def state(self):
+        """For people who ask why something did not come about: what the database and the logs say now."""
+        try:
+            sessions = self.ask("SELECT pid, application_name, state, wait_event, left(query, 60) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+            facts = ["leaders:", *self.leaders(), "instances:", *self.ask("SELECT * FROM awa.runtime_instances"), "sessions:", *sessions]
+        except psycopg2.Error as error:
+            facts = [f"the database: {error}"]
+        for place in self.proxies:
+            facts += [f"proxy {place.name}, pid {place.proxy.process.pid}:", *place.proxy.log().splitlines()[-LAST_LINES:]]
+        return "\n   ".join(map(str, [*facts, "the server:", *self.cluster.log_tail().splitlines()[-LAST_LINES:]]))
 
     # the harness as a client
 
@@ -303,7 +330,10 @@ class World:
         self.look_after()
         self.stop([process for process in self.started if not process.over])
         for place in self.proxies:
-            code = place.proxy.stop()
+            try:
+                code = place.proxy.stop()
+            except subprocess.TimeoutExpired:
+                code = "none: it did not stop"
             if code != 0 or "event=stopped clean=yes" not in place.proxy.log():
                 self.problems.append(f"proxy {place.name} stopped with code {code}: {place.proxy.log()[-500:]}")
 
