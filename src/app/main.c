@@ -90,10 +90,11 @@ static void open_standard_files(void)
         close(fd);
 }
 
-/* What was printed and is lost is a failure too. */
+/* What was printed and is lost is a failure too, now or when a full buffer was written. */
 static int finish(int status)
 {
-    return fflush(stdout) != 0 && status == CMD_DONE ? CMD_FAILED : status;
+    bool lost = fflush(stdout) != 0 || ferror(stdout);
+    return lost && status == CMD_DONE ? CMD_FAILED : status;
 }
 
 int main(int argc, char **argv)
@@ -107,11 +108,11 @@ int main(int argc, char **argv)
         return finish(command->run(argc - used, argv + used));
     if (strcmp(name, "--version") == 0) {
         puts("awa-proxy " AWA_VERSION);
-        return CMD_DONE;
+        return finish(CMD_DONE);
     }
     if (asks_for_help(name) || (argc > 2 && is_first_word(name) && asks_for_help(argv[2]))) {
         print_usage(stdout);
-        return CMD_DONE;
+        return finish(CMD_DONE);
     }
     if (*name != '\0')
         complain(argc, argv);

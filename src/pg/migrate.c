@@ -62,16 +62,24 @@ static int error_line(const PGresult *result, const char *sql)
     return line;
 }
 
+/* What is not said is not told: a function's error has no line of ours, and few have a hint. */
 static bool explain_failure(struct migrator *m, const PGresult *result, const char *what,
                             const char *sql)
 {
     const char *sqlstate = PQresultErrorField(result, PG_DIAG_SQLSTATE);
     const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
     const char *detail = PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL);
+    const char *hint = PQresultErrorField(result, PG_DIAG_MESSAGE_HINT);
+    char place[sizeof ", line -2147483648"] = "";
+    int line = error_line(result, sql);
+
     if (message == NULL)
         return refuse("%s: %s", what, PQerrorMessage(m->conn));
-    return refuse("%s, line %d: %s%s%s (SQLSTATE %s)", what, error_line(result, sql), message,
-                  detail ? ": " : "", detail ? detail : "", sqlstate ? sqlstate : "unknown");
+    if (line != 0)
+        snprintf(place, sizeof place, ", line %d", line);
+    return refuse("%s%s: %s%s%s (SQLSTATE %s)%s%s", what, place, message, detail ? ": " : "",
+                  detail ? detail : "", sqlstate ? sqlstate : "unknown", hint ? ". " : "",
+                  hint ? hint : "");
 }
 
 /* Runs statements whose rows nobody needs. `what` names them in a complaint. */

@@ -201,6 +201,7 @@ def test_no_such_command(command, words, complaint):
     assert done.returncode == 2 and complaint in done.stderr and "queue counts" in done.stderr
 
 
-def test_lost_output_is_a_failure(command):
+@pytest.mark.parametrize("words", [("status",), ("--version",), ("--help",), ("serve", "--help-markdown")])
+def test_lost_output_is_a_failure(command, words):
     with open("/dev/full", "w") as full:
-        assert command("status", stdout=full).returncode == 1
+        assert command(*words, stdout=full).returncode == 1

@@ -213,11 +213,19 @@ def test_failing_migration_leaves_nothing(migrate, cluster, database):
                     " EXECUTE FUNCTION public.refuse()", database=name)
     done = migrate()
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(r"migrate: 0001_\w+/\w+\.sql, line \d+: no functions today \(SQLSTATE XX001\)",
-                     done.stderr)
+    assert re.search(r"migrate: 0001_\w+/\w+\.sql: no functions today \(SQLSTATE XX001\)\n", done.stderr)
     assert schemas(database) == {"public"}
     cluster.execute("DROP EVENT TRIGGER refuse", database=name)
     assert migrate().returncode == 0
+
+
+def test_the_line_that_the_server_cannot_run_is_told(migrate, cluster, database):
+    """A server that lacks a function which the migration uses."""
+    cluster.execute("ALTER FUNCTION pg_catalog.clock_timestamp() RENAME TO gone", database=database.split("/")[3].split("?")[0])
+    done = migrate()
+    told = re.search(r"migrate: (0001_\w+/\w+\.sql), line (\d+): function clock_timestamp", done.stderr)
+    assert told, done.stderr
+    assert "clock_timestamp" in (ROOT / "sql" / told[1]).read_text(encoding="utf-8").splitlines()[int(told[2]) - 1]
 
 
 def test_dry_run_only_lists(migrate, database):
@@ -290,6 +298,16 @@ def test_rebase_needs_a_migrated_schema(migrate, database):
     assert early.returncode == 1
     assert "migrate it first" in early.stderr
     assert "awa" not in schemas(database)
+
+
+def test_rebase_names_who_is_connected_and_says_what_to_do(migrate, database):
+    assert migrate().returncode == 0
+    with connected(database) as cursor:
+        cursor.execute("SELECT awa.register_instance(7, 'here/1')")
+        cursor.connection.commit()
+        refused = migrate("--rebase")
+    assert refused.returncode == 1
+    assert "migrate: rebase: schema awa has proxies connected: here/1 (instance 7) (SQLSTATE 55006). Stop all of them first.\n" in refused.stderr
 
 
 def test_rebase_repairs_foreign_state(migrate, database):
