@@ -149,6 +149,7 @@ class World:
             for place in self.proxies:
                 place.start()
             self.start_load()
+            self.wait_working()
         except BaseException:
             self.__exit__()
             raise
@@ -206,6 +207,10 @@ class World:
     def replace(self, worker):
         self.workers.remove(worker)
         return worker.start()
+
+    def wait_working(self):
+        """Until every worker of the load has begun a job: it does not repeat a first connection that fails."""
+        wait_for(lambda: all(process.journal.exists() and process.journal.stat().st_size > 0 for process in self.workers), "work for every worker")
 
     def look_after(self):
         """Nobody ends by himself; remembers which proxy is which instance."""
