@@ -3,6 +3,7 @@ import contextlib
 import inspect
 import pathlib
 import re
+import socket
 import threading
 
 import pytest
@@ -30,6 +31,33 @@ def code_of(call, *arguments, **options):
 
 def test_nobody_listens(driver, tmp_path):
     assert code_of(driver.connect, f"unix:{tmp_path}/nobody") == "UNAVAILABLE"
+
+
+def fill_backlog(fake):
+    """Connections that wait to be accepted, until there is no room for another one."""
+    fake.listener.listen(0)
+    waiting = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            waiting[-1].connect(fake.address.removeprefix("unix:"))
+    waiting.pop().close()
+    return waiting
+
+
+def test_a_full_backlog_is_waited_for(driver, fake):
+    waiting = fill_backlog(fake)
+    connecting = threading.Thread(target=driver.connect, args=(fake.address,), daemon=True)
+    connecting.start()
+    connecting.join(0.3)
+    assert connecting.is_alive()
+    for one in waiting:
+        fake.accept().close()
+        one.close()
+    fake.accept().greet()
+    connecting.join(drivers.DEADLINE_S)
+    assert not connecting.is_alive()
 
 
 @pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:", "tcp:localhost", "tcp:::1:5", "tcp:[::1]", "tcp:[::1:5",

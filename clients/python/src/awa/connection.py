@@ -22,6 +22,7 @@ READ_BYTES = 256 * 1024
 HELLO_MAX_FRAME_BYTES = 1 << 20     # until the proxy has told its limit
 HELD_MAX = 8192
 PORT_MAX = 65535
+CONNECT_PAUSE_S = 0.001
 LIMITS = ("max_frame_bytes", "max_jobs_per_enqueue", "max_claim_jobs", "max_items_per_finish",
           "idle_timeout_ms")
 
@@ -32,13 +33,26 @@ KEEPALIVE = ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (socket.IPPROTO_TCP, s
 
 def open_one(family: int, address: Any, timeout_s: float) -> socket.socket:
     opened = socket.socket(family, socket.SOCK_STREAM)
+    deadline = time.monotonic() + timeout_s
     try:
         opened.settimeout(timeout_s)
-        opened.connect(address)
+        while not try_connect(opened, address, deadline):
+            time.sleep(CONNECT_PAUSE_S)
     except OSError:
         opened.close()
         raise
     return opened
+
+
+def try_connect(opened: socket.socket, address: Any, deadline: float) -> bool:
+    """False: the proxy's backlog is full, for which a Unix socket offers nothing to poll."""
+    try:
+        opened.connect(address)
+    except BlockingIOError:
+        if time.monotonic() >= deadline:
+            raise
+        return False
+    return True
 
 
 def open_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
