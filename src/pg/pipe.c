@@ -193,8 +193,8 @@ static void end_call(struct pipe *pipe)
 
 static bool read_identity(struct pipe *pipe)
 {
-    enum { PID, STARTED, SERVER_STARTED, TIMELINE, COLUMNS };
-    static const size_t widths[COLUMNS] = {4, 8, 8, 4};
+    enum { PID, STARTED, SERVER_STARTED, TIMELINE, STORE, COLUMNS };
+    static const size_t widths[COLUMNS] = {4, 8, 8, 4, 8};
     const PGresult *rows = pipe->rows;
     int64_t fields[COLUMNS] = {0};
 
@@ -206,10 +206,11 @@ static bool read_identity(struct pipe *pipe)
         if (!standby && !value_int(value, widths[i], &fields[i]))
             return false;
     }
-    pipe->backend = (struct backend){
-        .pid = (int32_t)fields[PID],
-        .started = fields[STARTED],
-        .server = {.started = fields[SERVER_STARTED], .timeline = (int32_t)fields[TIMELINE]}};
+    pipe->backend = (struct backend){.pid = (int32_t)fields[PID],
+                                     .started = fields[STARTED],
+                                     .server = {.started = fields[SERVER_STARTED],
+                                                .timeline = (int32_t)fields[TIMELINE],
+                                                .store = fields[STORE]}};
     return pipe->backend.pid != 0;
 }
 

@@ -281,8 +281,8 @@ OTHER_SERVER = """
 CREATE TABLE awa.pretended (timeline int);
 INSERT INTO awa.pretended VALUES (1);
 ALTER FUNCTION awa.backend_identity() RENAME TO real_identity;
-CREATE FUNCTION awa.backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int)
-LANGUAGE sql AS $$ SELECT r.pid, r.started, r.server_started, p.timeline FROM awa.real_identity() r, awa.pretended p $$;
+CREATE FUNCTION awa.backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int, store bigint)
+LANGUAGE sql AS $$ SELECT r.pid, r.started, r.server_started, p.timeline, r.store FROM awa.real_identity() r, awa.pretended p $$;
 """
 
 
@@ -302,6 +302,37 @@ def test_trap_58_ids_of_another_server_are_not_used(world):
         with within(CLAIM_STALL_BOUND_S):
             second, = ids_of(enqueue(client))
     assert second >= first + 4000  # of a new block
+    assert counts(world.url) == (2, 0, 0)
+
+
+def replace_database(cluster, name):
+    """By a copy of the same name on the same server, as when a backup takes the place of what it was made of. An id that was given out there meanwhile."""
+    copy = f"{name}_copy"
+    cluster.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    cluster.execute(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
+    cluster.execute(f"CREATE DATABASE {copy} OWNER awa_owner TEMPLATE {name}")
+    cluster.execute(f"DROP DATABASE {name}")
+    with connected(cluster.url(copy)) as cursor:
+        cursor.execute("SELECT first_id FROM awa.reserve_job_ids(10)")
+        (job_id,), = cursor.fetchall()
+    cluster.execute(f"ALTER DATABASE {copy} RENAME TO {name}")
+    return job_id
+
+
+@together
+def test_ids_of_a_database_that_another_one_has_replaced_are_not_used(world):
+    """The connection over which they were given out looks open all the time."""
+    client = world.connect()
+    before, = ids_of(enqueue(client))
+    fault = world.relay.inject("deaf", "awa_CLAIM")
+    client.send(claim=pb.Claim(queues=["none"], max_jobs=1, wait_ms=1000))
+    fault.wait()
+    theirs = replace_database(world.cluster, world.name)
+    client.send(queue_counts=pb.QueueCounts(queue="q"))  # the only connection is busy: one more is opened
+    wait_for(lambda: world.log().count("pg_connected pool=data") == 2)
+    with within(CLAIM_STALL_BOUND_S):
+        after, = ids_of(enqueue(client))
+    assert before < theirs < after
     assert counts(world.url) == (2, 0, 0)
 
 

@@ -879,7 +879,7 @@ void database_init(struct sim *sim)
     struct database *database = &sim->database;
 
     database->line_count = sim->plan.connections + 1;
-    database->server = (struct server_run){1, 1};
+    database->server = (struct server_run){.started = 1, .timeline = 1};
     for (size_t i = 0; i < database->line_count; i++)
         database->lines[i].up_us = sim->now_us + dice_below(&sim->dice, RECONNECT_US_MAX);
 }
