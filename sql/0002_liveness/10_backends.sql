@@ -5,10 +5,9 @@
 -- and may end them. A role that was SET does not, so it is refused: to it a backend that lives would look gone.
 -- Statements of the hot path name ring children and so live beside them, in 0001; this migration calls them.
 
--- Who the calling session is, and which server and schema it speaks to: job ids that were reserved before a change of server_started, timeline or store
--- may be given out twice. timeline is NULL on a standby. store: the oids of the database and, in the lower half, of the schema: one that has taken the
--- place and the name of another is another one. Reads only, waits for nothing.
-CREATE FUNCTION backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int, store bigint)
+-- Who the calling session is, and what it speaks to: job ids that were reserved before a change of server_started, timeline or id_source may be given out
+-- twice. timeline is NULL on a standby. Reads only, waits for nothing.
+CREATE FUNCTION backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int, id_source bigint)
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
     pid := pg_backend_pid();
@@ -20,8 +19,7 @@ BEGIN
     server_started := pg_postmaster_start_time();
     -- Not the control file's: that is one checkpoint behind after a promotion.
     timeline := CASE WHEN NOT pg_is_in_recovery() THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END;
-    store := (SELECT d.oid::bigint << 32 | n.oid::bigint FROM pg_database d, pg_namespace n
-               WHERE d.datname = current_database() AND n.nspname = current_schema());
+    id_source := id_source();
     RETURN NEXT;
 END $$;
 

@@ -14,7 +14,7 @@
 struct server_run { /* one run of one server, with one schema of one of its databases */
     int64_t started;
     int32_t timeline;
-    int64_t store; /* names the database and the schema by their oids */
+    int64_t id_source; /* names the sequence of the schema's job ids */
 };
 
 struct backend {
@@ -30,7 +30,7 @@ static inline bool backend_equal(const struct backend *a, const struct backend *
 
 static inline bool server_run_equal(const struct server_run *a, const struct server_run *b)
 {
-    return a->started == b->started && a->timeline == b->timeline && a->store == b->store;
+    return a->started == b->started && a->timeline == b->timeline && a->id_source == b->id_source;
 }
 
 #endif

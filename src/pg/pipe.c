@@ -193,7 +193,7 @@ static void end_call(struct pipe *pipe)
 
 static bool read_identity(struct pipe *pipe)
 {
-    enum { PID, STARTED, SERVER_STARTED, TIMELINE, STORE, COLUMNS };
+    enum { PID, STARTED, SERVER_STARTED, TIMELINE, ID_SOURCE, COLUMNS };
     static const size_t widths[COLUMNS] = {4, 8, 8, 4, 8};
     const PGresult *rows = pipe->rows;
     int64_t fields[COLUMNS] = {0};
@@ -210,7 +210,7 @@ static bool read_identity(struct pipe *pipe)
                                      .started = fields[STARTED],
                                      .server = {.started = fields[SERVER_STARTED],
                                                 .timeline = (int32_t)fields[TIMELINE],
-                                                .store = fields[STORE]}};
+                                                .id_source = fields[ID_SOURCE]}};
     return pipe->backend.pid != 0;
 }
 

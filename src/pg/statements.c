@@ -107,7 +107,7 @@ static bool send_listen(PGconn *connection, const char *quoted_schema)
 /* The server's own word, since a pooler in between gives libpq another pid. */
 static bool send_identity(PGconn *connection, const char *quoted_schema)
 {
-    return send_call(connection, "SELECT pid, started, server_started, timeline, store FROM",
+    return send_call(connection, "SELECT pid, started, server_started, timeline, id_source FROM",
                      quoted_schema, "backend_identity()");
 }
 
