@@ -86,7 +86,7 @@ def tiers():
 def tier_totals(tiers, tmp_path, script, counted_by, budget_s=60):
     """What a tier with this shell script would add to the sum."""
     tier = tiers.Tier("t", budget_s, "debug", ["bash", "-c", script], counted_by)
-    totals, _ = tiers.run_tier(tier, {"debug": True}, None, tmp_path)
+    totals = tiers.run_tier(tier, {"debug": True}, None, tmp_path).totals
     return totals.passed, totals.failed, totals.skipped
 
 
@@ -120,14 +120,26 @@ def test_tier_over_its_budget_is_killed(tiers, tmp_path):
     """With the child it started, and it counts as failed although its last line is good."""
     script = "(trap '' TERM; sleep 300) & echo $! >$0.pid; echo 1 passed, 0 failed; wait"
     tier = tiers.Tier("t", 1, "debug", ["bash", "-c", script, str(tmp_path / "child")], "plain")
-    totals, seconds = tiers.run_tier(tier, {"debug": True}, None, tmp_path)
-    assert (totals.passed, totals.failed) == (1, 1)
-    assert seconds < 30
+    result = tiers.run_tier(tier, {"debug": True}, None, tmp_path)
+    assert (result.totals.passed, result.totals.failed) == (1, 1)
+    assert result.seconds < 30
     child = (tmp_path / "child.pid").read_text().strip()
     give_up = time.monotonic() + 30
     while is_alive(child):
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def test_what_a_failed_tier_said_last_comes_again(tiers, tmp_path, capfd):
+    scripts = {"good": "echo fine; echo 1 passed, 0 failed", "bad": "seq 1000; echo that was it; echo 1 passed, 1 failed; exit 1", "dead": "echo dying; exit 3"}
+    results = [tiers.run_tier(tiers.Tier(name, 30, "debug", ["bash", "-c", script], "plain"), {"debug": True}, None, tmp_path)
+               for name, script in scripts.items()]
+    capfd.readouterr()
+    tiers.report_failures(results)
+    said = capfd.readouterr().out
+    last = "\n".join(map(str, range(1000 - tiers.LAST_LINES + 3, 1001)))
+    assert said == (f"\n--- bad failed, its last lines:\n{last}\nthat was it\n1 passed, 1 failed\n"
+                    "\n--- dead failed, its last lines:\ndying\n")
 
 
 def is_alive(pid):
