@@ -132,6 +132,10 @@ def restart_server(world, rng):
     return end_server(world, rng, lambda: world.cluster.tool("stop", "--mode", "fast"))
 
 
+def counted(place, event):
+    return place.proxy.log().count(f"event={event} ")
+
+
 def stall_server(world, rng):
     """Two connections between proxy and Postgres fall silent and stay open: one when a claim with jobs has committed, one when another
     call has, or before it can (the same one, if that call was sent behind the claim). What those calls were about has to wait until
@@ -139,7 +143,7 @@ def stall_server(world, rng):
     place = world.proxies[1]  # behind the relay
     held = world.hold(place)
     where, statement = rng.choice(("stall", "no_sync")), rng.choice(STALLED_CALLS)
-    before = place.proxy.log().count("event=pg_lost")
+    before = counted(place, "pg_lost")
     faults = world.relay.inject("stall", "awa_CLAIM", rows=CLAIM_WITH_JOBS), world.relay.inject(where, statement)
     for fault in faults:
         fault.wait()
@@ -147,8 +151,8 @@ def stall_server(world, rng):
     accepted_s = world.accepted(place, began)
     held.end(began)
     silent = {fault.link for fault in faults}
-    wait_for(lambda: place.proxy.log().count("event=pg_lost") >= before + len(silent), "the loss of the stalled connections")
-    wait_for(lambda: place.proxy.log().count("event=outcome_unknown") == place.proxy.log().count("event=outcome_resolved"), "the outcome of the stalled calls")
+    wait_for(lambda: counted(place, "pg_lost") >= before + len(silent), "the loss of the stalled connections")
+    wait_for(lambda: counted(place, "outcome_unknown") == counted(place, "outcome_resolved"), "the outcome of the stalled calls")
     return Figure(f"{place.name}, claim, {'after' if where == 'stall' else 'before'} the commit of {statement}", accepted_s, time.monotonic() - began)
 
 
