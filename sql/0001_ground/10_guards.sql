@@ -45,6 +45,26 @@ BEGIN
     END IF;
 END $$;
 
+-- Names this schema as it stands, the database (upper half) and the schema by their oids: one that was dropped and made anew has another number, and so has
+-- one that was renamed into its place, or a copy of the database. NULL where there is none. Reads only, waits for nothing.
+CREATE FUNCTION schema_id() RETURNS bigint
+LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
+    SELECT d.oid::bigint << 32 | n.oid::bigint FROM pg_database d, pg_namespace n WHERE d.datname = current_database() AND n.nspname = current_schema()
+$$;
+
+-- True; raises JQ001 where p_id is not this schema's. The proxy puts it, with the number that it has read when it connected, behind every statement that it
+-- prepares: what it knows (ids reserved, what it claimed, locks of its session) is of that schema. Not immutable at all, and called so for a reason:
+-- so the planner calls it, once for each plan, and a plan lasts until the functions that it calls are dropped or come by another name.
+-- Reads only, waits for nothing.
+CREATE FUNCTION require_schema(p_id bigint) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
+BEGIN
+    IF p_id IS DISTINCT FROM schema_id() THEN
+        RAISE EXCEPTION 'schema % was made anew', current_schema() USING ERRCODE = 'JQ001';
+    END IF;
+    RETURN true;
+END $$;
+
 -- Marks the calling session as the living proxy instance p_instance, for as long as the session lasts. False when somebody holds that
 -- key exclusively, which nothing in this schema does. Idempotent in effect: each call adds one hold, and all go with the session. Waits for nothing.
 CREATE FUNCTION instance_lock(p_instance bigint) RETURNS boolean

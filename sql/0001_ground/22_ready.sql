@@ -63,21 +63,6 @@ SELECT pg_temp.create_ring_view(16, 'ready_slot', 'ready_entries'),
 -- One number line for every job of the schema.
 CREATE SEQUENCE job_id_seq AS bigint MAXVALUE 9007199254740991;
 
--- Names the sequence, by its oid and (in the upper half) that of the database: ids are good only where they were reserved, not in what has taken the name
--- and the place of that. Reads only, waits for nothing.
-CREATE FUNCTION id_source() RETURNS bigint
-LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$ SELECT d.oid::bigint << 32 | 'job_id_seq'::regclass::oid::bigint FROM pg_database d WHERE d.datname = current_database() $$;
-
--- Raises when ids of p_id_source (NULL: of the caller's own transaction) are not of this schema: it was made anew below a connection that has seen another one.
--- A connection stays in its database, so only the sequence is looked at, and that is known when the statement is planned.
-CREATE FUNCTION require_id_source(p_id_source bigint) RETURNS void
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT AS $$
-BEGIN
-    IF p_id_source & 4294967295 <> 'job_id_seq'::regclass::oid::bigint THEN
-        RAISE EXCEPTION 'schema % was made anew: the job ids are of the one before', current_schema() USING ERRCODE = 'connection_exception';
-    END IF;
-END $$;
-
 -- Reserves p_count job ids and returns them as inclusive runs. Waits for nobody; an id that is not used stays unused. To be
 -- committed (and so flushed) before the first id is used: a crash may otherwise give it out twice.
 CREATE FUNCTION reserve_job_ids(p_count int) RETURNS TABLE (first_id bigint, last_id bigint)

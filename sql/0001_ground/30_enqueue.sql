@@ -36,11 +36,11 @@ BEGIN
 END $$;
 
 -- The proxy's enqueue. p_queues lists distinct queues; p_queue_of[i] (1-based) is the queue of item i; the other arrays have one
--- element an item, the four before the last may be NULL as a whole. Ids come from reserve_job_ids, p_id_source from where it was called
--- (id_source(); NULL: in this transaction). Returns a row for each item that was refused, the others are stored.
+-- element an item, the last four may be NULL as a whole. Ids come from reserve_job_ids. Returns a row for each item that was
+-- refused, the others are stored.
 -- Locks: the current slot's key, shared. Waits for nobody. Not idempotent: the caller knows by the ids whether it happened.
 CREATE FUNCTION enqueue_batch(p_queues text[], p_queue_of smallint[], p_job_ids bigint[], p_priorities smallint[], p_kinds text[], p_args text[], p_max_attempts smallint[],
-                              p_run_ats timestamptz[], p_ordering_keys text[], p_metadata text[], p_traceparents text[], p_id_source bigint DEFAULT NULL)
+                              p_run_ats timestamptz[], p_ordering_keys text[], p_metadata text[], p_traceparents text[])
 RETURNS TABLE (item int, code text, reason text)
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET jit = off AS $$
 DECLARE
@@ -53,7 +53,6 @@ DECLARE
     v_refused boolean;
     v_refusal text;
 BEGIN
-    PERFORM require_id_source(p_id_source);
     SELECT array_agg(lane_base(q.queue)), array_agg(coalesce((SELECT m.enqueue_shards FROM queue_meta m WHERE m.queue = q.queue), 1)), array_agg(queue_refusal(q.queue))
       INTO v_bases, v_shards, v_bad_queues
       FROM unnest(p_queues) q(queue);

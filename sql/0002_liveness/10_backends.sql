@@ -5,9 +5,9 @@
 -- and may end them. A role that was SET does not, so it is refused: to it a backend that lives would look gone.
 -- Statements of the hot path name ring children and so live beside them, in 0001; this migration calls them.
 
--- Who the calling session is, and what it speaks to: job ids that were reserved before a change of server_started, timeline or id_source may be given out
+-- Who the calling session is, and which server it speaks to: job ids that were reserved before a change of server_started or timeline may be given out
 -- twice. timeline is NULL on a standby. Reads only, waits for nothing.
-CREATE FUNCTION backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int, id_source bigint)
+CREATE FUNCTION backend_identity() RETURNS TABLE (pid int, started timestamptz, server_started timestamptz, timeline int)
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
     pid := pg_backend_pid();
@@ -19,7 +19,6 @@ BEGIN
     server_started := pg_postmaster_start_time();
     -- Not the control file's: that is one checkpoint behind after a promotion.
     timeline := CASE WHEN NOT pg_is_in_recovery() THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END;
-    id_source := id_source();
     RETURN NEXT;
 END $$;
 

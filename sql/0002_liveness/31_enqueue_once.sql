@@ -8,8 +8,7 @@
 -- connection is then missing to others.
 -- Idempotent for as long as keys are kept.
 CREATE FUNCTION enqueue_once(p_key text, p_queues text[], p_queue_of smallint[], p_job_ids bigint[], p_priorities smallint[], p_kinds text[], p_args text[],
-                             p_max_attempts smallint[], p_run_ats timestamptz[], p_ordering_keys text[], p_metadata text[], p_traceparents text[],
-                             p_id_source bigint DEFAULT NULL)
+                             p_max_attempts smallint[], p_run_ats timestamptz[], p_ordering_keys text[], p_metadata text[], p_traceparents text[])
 RETURNS TABLE (item int, code text, reason text, known boolean, job_id bigint)
 LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT SET lock_timeout = '200ms' SET jit = off AS $$
 DECLARE
@@ -24,7 +23,7 @@ BEGIN
     END IF;
     v_ids := p_job_ids;
     FOR v_bad IN SELECT * FROM enqueue_batch(p_queues, p_queue_of, p_job_ids, p_priorities, p_kinds, p_args, p_max_attempts, p_run_ats, p_ordering_keys,
-                                             p_metadata, p_traceparents, p_id_source) LOOP
+                                             p_metadata, p_traceparents) LOOP
         v_ids[v_bad.item] := NULL;
         item := v_bad.item;
         code := v_bad.code;

@@ -51,7 +51,7 @@ static void free_ticket(struct database *database, struct ticket *ticket)
         mem_free(ticket);
 }
 
-/* Ids are good on the server that gave them out only. */
+/* Ids are good on the server, and in the schema, that gave them out only. */
 static bool suits(const struct pipe_call *call, const struct backend *backend)
 {
     const struct db_call *core_call = CONTAINER_OF(call, const struct ticket, call)->core_call;
@@ -151,12 +151,16 @@ static void on_data_lost(void *ctx)
     database->handlers.data_lost(database->handlers.ctx);
 }
 
-/* A failover: the sockets still lead to what was the primary. */
-static void on_read_only(void *ctx, const struct err *err)
+/* A failover: the sockets still lead to what was the primary. Or the schema was made anew: what the
+ * connections know is of the one before. */
+static void on_useless(void *ctx, const struct err *err)
 {
     struct database *database = ctx;
 
-    log_event(LOG_WARN, "pg_read_only", "sqlstate=%s", err->sqlstate);
+    if (strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0)
+        log_event(LOG_WARN, "pg_schema_replaced", "sqlstate=%s", err->sqlstate);
+    else
+        log_event(LOG_WARN, "pg_read_only", "sqlstate=%s", err->sqlstate);
     pool_leave(database->control, err);
     pool_leave(database->data, err);
 }
@@ -196,7 +200,7 @@ static struct pool_setup pool_setup_of(struct database *database, struct loop *l
                                .params = &database->params,
                                .url = conf->database_url,
                                .schema = conf->schema,
-                               .on_read_only = on_read_only,
+                               .on_useless = on_useless,
                                .ctx = database};
 }
 

@@ -131,7 +131,6 @@ static void put_enqueue(struct params *params, const struct db_enqueue *args)
     put_optional_job_texts(params, args, offsetof(struct new_job, ordering_key));
     put_optional_job_texts(params, args, offsetof(struct new_job, metadata));
     put_optional_job_texts(params, args, offsetof(struct new_job, traceparent));
-    params_int(params, args->server.id_source, 8);
 }
 
 static void put_ids(struct params *params, const struct db_jobs_exist *args)

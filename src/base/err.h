@@ -34,6 +34,10 @@ enum code {
 
 enum { SQLSTATE_LEN = 5, ERR_MESSAGE_BYTES = 200 };
 
+/* The one SQLSTATE of our own, raised by the storage: the schema is not the one that the connection
+ * began with. Nothing was done. */
+#define SQLSTATE_OTHER_SCHEMA "JQ001"
+
 struct err {
     enum code code;
     bool retryable;

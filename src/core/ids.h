@@ -3,7 +3,8 @@
  * Why reserve: a flush whose ids are known before it is sent needs no RETURNING and no sequence
  * call per job, and each answer knows its ids. Why forget: after a lost connection or a crash
  * nobody can prove that a block was not given out again, so unused ids are dropped (there are
- * 2^53). And an id is good on the server that gave it out only: all runs are of one server.
+ * 2^53). And an id is good on the server, and in the schema, that gave it out only: all runs are of
+ * one.
  * Invariant: a reservation in flight when ids_forget was called is dropped when it arrives.
  */
 #ifndef CORE_IDS_H

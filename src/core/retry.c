@@ -26,7 +26,8 @@ enum trouble retry_trouble(const struct err *err)
     if (class_is(err, "53200"))
         return TROUBLE_CROWDED;
     if (err->sqlstate[0] == '\0' || class_is(err, "08") || class_is(err, "57P") ||
-        class_is(err, "25006") || class_is(err, "26000") || class_is(err, "0A000"))
+        class_is(err, "25006") || class_is(err, "26000") || class_is(err, "0A000") ||
+        class_is(err, SQLSTATE_OTHER_SCHEMA))
         return TROUBLE_CONNECTION;
     return TROUBLE_REFUSED;
 }

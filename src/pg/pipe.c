@@ -151,13 +151,18 @@ static bool is_fatal(const struct err *err)
 {
     return strncmp(err->sqlstate, "57P", 3) == 0 || strcmp(err->sqlstate, "25006") == 0 ||
            strcmp(err->sqlstate, "26000") == 0 || strcmp(err->sqlstate, "0A000") == 0 ||
+           strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0 ||
            strncmp(err->sqlstate, "08", 2) == 0;
 }
 
-/* Once: where it is gone again, something takes it away each time. */
+/* The statement is gone, or was of another schema: surely not done, and another connection will do
+ * it. Once: where it fails again, something takes it away each time. */
 static bool is_to_replay(const struct pipe *pipe, const struct pipe_call *call)
 {
-    return pipe->failed && strcmp(pipe->err.sqlstate, "26000") == 0 && !call->replayed;
+    bool good_elsewhere = strcmp(pipe->err.sqlstate, "26000") == 0 ||
+                          strcmp(pipe->err.sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
+
+    return pipe->failed && good_elsewhere && !call->replayed;
 }
 
 static void answer_call(struct pipe *pipe, struct pipe_call *call)
@@ -193,8 +198,8 @@ static void end_call(struct pipe *pipe)
 
 static bool read_identity(struct pipe *pipe)
 {
-    enum { PID, STARTED, SERVER_STARTED, TIMELINE, ID_SOURCE, COLUMNS };
-    static const size_t widths[COLUMNS] = {4, 8, 8, 4, 8};
+    enum { PID, STARTED, SERVER_STARTED, TIMELINE, COLUMNS };
+    static const size_t widths[COLUMNS] = {4, 8, 8, 4};
     const PGresult *rows = pipe->rows;
     int64_t fields[COLUMNS] = {0};
 
@@ -210,7 +215,7 @@ static bool read_identity(struct pipe *pipe)
                                      .started = fields[STARTED],
                                      .server = {.started = fields[SERVER_STARTED],
                                                 .timeline = (int32_t)fields[TIMELINE],
-                                                .id_source = fields[ID_SOURCE]}};
+                                                .schema_id = pipe->backend.server.schema_id}};
     return pipe->backend.pid != 0;
 }
 
@@ -252,6 +257,7 @@ static void end_checking(struct pipe *pipe)
         return;
     }
     enum code code = schema_require_current(pipe->with.schema, pipe->catalogue, pipe->rows, &err);
+    pipe->backend.server.schema_id = schema_id_of(pipe->catalogue);
     clear_segment(pipe);
     if (code == CODE_OK)
         start_preparing(pipe);
@@ -386,7 +392,8 @@ static void start_checking(struct pipe *pipe)
 static void start_preparing(struct pipe *pipe)
 {
     set_state(pipe, PIPE_PREPARING);
-    if (!statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema) ||
+    if (!statements_send_setup(pipe->connection, pipe->with.role, pipe->with.schema,
+                               pipe->backend.server.schema_id) ||
         PQpipelineSync(pipe->connection) != 1)
         break_with_libpq(pipe);
     /* what was read calls flush next */
@@ -430,7 +437,8 @@ static void refuse(const struct pipe *pipe, struct pipe_call *call)
 {
     struct pipe_result result = {.outcome = OUTCOME_NOT_DONE, .backend = pipe->backend};
 
-    err_set(&result.err, CODE_UNAVAILABLE, "the database server is not the one it was");
+    err_set(&result.err, CODE_UNAVAILABLE,
+            "the database server, or the schema, is not the one it was");
     call->done(call, &result);
     loop_again(pipe->with.loop); /* core's turn is over already */
 }

@@ -178,8 +178,32 @@ static void tell_ready(struct pool *pool, struct place *place)
               (int)pipe_backend(place->pipe)->pid);
 }
 
+/* What the newest connection has found is so: after a failover, or where the schema was made anew,
+ * the older ones lead to what was before. What was learned of that goes with them, at once, even
+ * where one of them is stalled and goes late. */
+static void leave_former_server(struct pool *pool, const struct place *newest)
+{
+    const struct server_run *now = &pipe_backend(newest->pipe)->server;
+    bool found = false;
+
+    for (size_t i = 0; i < pool->with.size; i++) {
+        struct place *place = &pool->places[i];
+        if (!place->was_ready || place->leaving ||
+            server_run_equal(&pipe_backend(place->pipe)->server, now))
+            continue;
+        place->leaving = true;
+        found = true;
+    }
+    if (!found)
+        return;
+    err_set(&pool->leave_err, CODE_UNAVAILABLE, "the server, or the schema, is not the one it was");
+    if (pool->with.on_lost != NULL)
+        pool->with.on_lost(pool->with.ctx);
+}
+
 static void note_ready(struct pool *pool, struct place *place)
 {
+    leave_former_server(pool, place);
     place->was_ready = true;
     place->ready_us = clock_mono_us();
     place->retire_us =
@@ -257,7 +281,16 @@ static void back_off(struct pool *pool)
  * us in and then refuses to work (it is read only, say). */
 static bool is_hopeless(const struct place *place, const struct err *err)
 {
-    return !place->was_ready || (err->sqlstate[0] != '\0' && strncmp(err->sqlstate, "57P", 3) != 0);
+    bool says_nothing = err->sqlstate[0] == '\0' || strncmp(err->sqlstate, "57P", 3) == 0 ||
+                        strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
+
+    return !place->was_ready || !says_nothing;
+}
+
+/* It is so of all connections, to whomever they lead: those that come will be better. */
+static bool is_useless(const struct err *err)
+{
+    return strcmp(err->sqlstate, "25006") == 0 || strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
 }
 
 static void note_failure(struct pool *pool, const struct place *place, const struct err *err)
@@ -312,8 +345,8 @@ static void bury(struct pool *pool, struct place *place)
     replay(pool, pipe);
     if (pool->with.bound)
         fail_waiting(pool, UINT64_MAX);
-    if (strcmp(pipe_err(pipe)->sqlstate, "25006") == 0 && !was_leaving)
-        pool->with.on_read_only(pool->with.ctx, pipe_err(pipe));
+    if (is_useless(pipe_err(pipe)) && !was_leaving)
+        pool->with.on_useless(pool->with.ctx, pipe_err(pipe));
     pipe_free(pipe);
 }
 

@@ -35,7 +35,8 @@ struct pool_setup {
     bool bound; /* a call belongs to the connection: it fails with it even before it was sent */
     void (*on_up)(void *ctx, const char *database); /* a connection became ready */
     void (*on_lost)(void *ctx); /* a ready one was lost; called before its calls fail */
-    void (*on_read_only)(void *ctx, const struct err *err);          /* a server refused to write */
+    /* A server refused to write, or the schema was made anew: no connection is good any more. */
+    void (*on_useless)(void *ctx, const struct err *err);
     void (*on_notified)(void *ctx, int by_pid, const char *payload); /* may be NULL */
     void *ctx;
 };

@@ -13,8 +13,10 @@ const char schema_catalogue_query[] =
     "         AND relname = 'schema_migrations' AND relkind = 'r'),"
     " EXISTS (SELECT FROM pg_catalog.pg_class WHERE relnamespace = n.oid)"
     " OR EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace = n.oid)"
-    " OR EXISTS (SELECT FROM pg_catalog.pg_type WHERE typnamespace = n.oid)"
+    " OR EXISTS (SELECT FROM pg_catalog.pg_type WHERE typnamespace = n.oid),"
+    " d.oid::bigint << 32 | n.oid::bigint"
     " FROM (SELECT $1::text AS name) want"
+    " JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()"
     " LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = want.name";
 
 const char *schema_ledger_query(const char *quoted, char out[SCHEMA_QUERY_BYTES])
@@ -40,6 +42,11 @@ static bool is_true(const PGresult *catalogue, int column)
 bool schema_has_ledger(const PGresult *catalogue)
 {
     return is_true(catalogue, 1);
+}
+
+int64_t schema_id_of(const PGresult *catalogue)
+{
+    return PQgetisnull(catalogue, 0, 3) ? 0 : strtoll(PQgetvalue(catalogue, 0, 3), NULL, 10);
 }
 
 /* Judges the rows (version, name) of schema_migrations, ordered by version. */

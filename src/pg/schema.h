@@ -9,6 +9,7 @@
 #define PG_SCHEMA_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <libpq-fe.h>
 
@@ -22,6 +23,9 @@ extern const char schema_catalogue_query[];
 const char *schema_ledger_query(const char *quoted, char out[SCHEMA_QUERY_BYTES]);
 
 bool schema_has_ledger(const PGresult *catalogue);
+
+/* What schema_id() of the storage says there; 0 without a schema. */
+int64_t schema_id_of(const PGresult *catalogue);
 
 /* The version of the schema; *exists may be true with version 0. Refuses what is newer than this
  * binary, half installed or not from this program. ledger is NULL where the catalogue knows none.

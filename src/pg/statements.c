@@ -63,20 +63,29 @@ static int type_count(const struct statement *statement)
     return count;
 }
 
-/* Owned by the caller. */
-static char *call_text(const char *select, const char *quoted_schema, const char *call)
+struct home {           /* of the statements */
+    const char *quoted; /* the schema, as an identifier */
+    int64_t schema_id;
+};
+
+/* Owned by the caller. The condition is the planner's: a plan that was made is true of the schema
+ * that it was made for, and costs nothing. */
+static char *call_text(const char *select, const struct home *home, const char *call)
 {
-    size_t size = strlen(select) + strlen(quoted_schema) + strlen(call) + sizeof " .";
+    static const char format[] = "%s %s.%s WHERE %s.require_schema(%lld)";
+    size_t size = sizeof format + strlen(select) + 2 * strlen(home->quoted) + strlen(call) +
+                  sizeof "-9223372036854775808";
     char *text = mem_alloc(size);
 
-    snprintf(text, size, "%s %s.%s", select, quoted_schema, call);
+    snprintf(text, size, format, select, home->quoted, call, home->quoted,
+             (long long)home->schema_id);
     return text;
 }
 
 static bool send_prepare(PGconn *connection, const struct statement *statement,
-                         const char *quoted_schema)
+                         const struct home *home)
 {
-    char *text = call_text(statement->select, quoted_schema, statement->call);
+    char *text = call_text(statement->select, home, statement->call);
     int sent =
         PQsendPrepare(connection, statement->name, text, type_count(statement), statement->types);
     mem_free(text);
@@ -88,10 +97,10 @@ static bool send_once(PGconn *connection, const char *text)
     return PQsendQueryParams(connection, text, 0, NULL, NULL, NULL, NULL, 1) == 1;
 }
 
-static bool send_call(PGconn *connection, const char *select, const char *quoted_schema,
+static bool send_call(PGconn *connection, const char *select, const struct home *home,
                       const char *call)
 {
-    char *text = call_text(select, quoted_schema, call);
+    char *text = call_text(select, home, call);
     bool sent = send_once(connection, text);
 
     mem_free(text);
@@ -99,16 +108,16 @@ static bool send_call(PGconn *connection, const char *select, const char *quoted
 }
 
 /* In the storage's own words: only it knows the channel. */
-static bool send_listen(PGconn *connection, const char *quoted_schema)
+static bool send_listen(PGconn *connection, const struct home *home)
 {
-    return send_call(connection, "SELECT", quoted_schema, "listen()");
+    return send_call(connection, "SELECT", home, "listen()");
 }
 
 /* The server's own word, since a pooler in between gives libpq another pid. */
-static bool send_identity(PGconn *connection, const char *quoted_schema)
+static bool send_identity(PGconn *connection, const struct home *home)
 {
-    return send_call(connection, "SELECT pid, started, server_started, timeline, id_source FROM",
-                     quoted_schema, "backend_identity()");
+    return send_call(connection, "SELECT pid, started, server_started, timeline FROM", home,
+                     "backend_identity()");
 }
 
 /* A pooler in between may hand on a session in which our names are taken, by whatever text. */
@@ -117,18 +126,20 @@ static bool send_deallocate(PGconn *connection)
     return send_once(connection, "DEALLOCATE ALL");
 }
 
-bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema)
+bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema,
+                           int64_t schema_id)
 {
     char *quoted = PQescapeIdentifier(connection, schema, strlen(schema));
+    struct home home = {.quoted = quoted, .schema_id = schema_id};
     bool sent =
         quoted != NULL && send_deallocate(connection) && send_once(connection, settings[role]);
 
     for (size_t i = 0; sent && i < STATEMENT_COUNT; i++)
         if (statements[i].role == role)
-            sent = send_prepare(connection, &statements[i], quoted);
+            sent = send_prepare(connection, &statements[i], &home);
     if (sent && role == ROLE_CONTROL)
-        sent = send_listen(connection, quoted);
-    sent = sent && send_identity(connection, quoted);
+        sent = send_listen(connection, &home);
+    sent = sent && send_identity(connection, &home);
     PQfreemem(quoted);
     return sent;
 }

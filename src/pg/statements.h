@@ -8,6 +8,7 @@
 #define PG_STATEMENTS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <libpq-fe.h>
 
@@ -27,7 +28,9 @@ enum statement_role statement_role(enum statement_id id);
 
 /* Queues the end of what was prepared before, the session settings, every statement of the role,
  * for a control connection that it listens, and last the question who we are talking to, whose
- * answer is backend_identity()'s (no Sync). False: libpq refused. */
-bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema);
+ * answer is backend_identity()'s (no Sync). Each statement fails with SQLSTATE_OTHER_SCHEMA once
+ * the schema is another one than schema_id. False: libpq refused. */
+bool statements_send_setup(PGconn *connection, enum statement_role role, const char *schema,
+                           int64_t schema_id);
 
 #endif

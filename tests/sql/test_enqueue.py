@@ -111,20 +111,6 @@ def test_reserved_ids_are_nobody_elses(queue_db):
     assert len(set(itertools.chain(*blocks))) == sum(map(len, blocks))
 
 
-ENQUEUE_FROM = """SELECT * FROM awa.enqueue_batch('{q}', '{1}', (SELECT array_agg(first_id) FROM awa.reserve_job_ids(1)), '{2}', '{k}', ARRAY['{}'], '{25}',
-                                                 NULL, NULL, NULL, NULL, %s)"""
-
-
-def test_ids_of_another_source_are_refused(db):
-    """The upper half is the database, which a connection never leaves."""
-    source = db.value("SELECT awa.id_source()")
-    for good in source, None, source ^ 1 << 32:
-        assert db.rows(ENQUEUE_FROM, (good,)) == []
-    with pytest.raises(psycopg2.Error, match="schema awa was made anew") as refused:
-        db.rows(ENQUEUE_FROM, (source ^ 1,))
-    assert refused.value.pgcode == "08000"
-
-
 def test_trap_40_first_users_of_a_queue_do_not_meet(db):
     first, second = db.session(), db.session()
     first.begin()

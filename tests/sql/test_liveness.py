@@ -32,17 +32,15 @@ def wait_for(condition):
 
 # --- backends
 
-IDENTITY = "SELECT pid, started, server_started, timeline, id_source FROM awa.backend_identity()"
+IDENTITY = "SELECT pid, started, server_started, timeline FROM awa.backend_identity()"
 
 
 def test_identity_names_the_session_and_the_server(db):
-    [(pid, started, server_started, timeline, id_source)] = db.rows(IDENTITY)
+    [(pid, started, server_started, timeline)] = db.rows(IDENTITY)
     assert pid == db.pid
     assert started == db.value("SELECT backend_start FROM pg_stat_activity WHERE pid = %s", (pid,))
     assert server_started == db.value("SELECT pg_postmaster_start_time()")
     assert timeline == db.value("SELECT timeline_id FROM pg_control_checkpoint()")
-    assert (id_source >> 32, id_source & 0xFFFFFFFF) == (
-        db.value("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"), db.value("SELECT 'awa.job_id_seq'::regclass::oid::bigint"))
     other = db.session()
     assert other.rows(IDENTITY)[0][:2] != (pid, started)
 

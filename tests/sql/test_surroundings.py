@@ -86,3 +86,22 @@ def test_role_that_was_set_is_refused(db, cluster):
     assert refusal.value.diag.message_hint
     member.close()
     cluster.execute("DROP ROLE member")
+
+
+def test_another_schema_is_refused_by_the_plan(db):
+    """For as long as a plan lasts it is not asked again; when what it calls was dropped, it is."""
+    there = db.value("SELECT awa.schema_id()")
+    assert (there >> 32, there & 0xFFFFFFFF) == (db.value("SELECT oid::bigint FROM pg_database WHERE datname = current_database()"),
+                                                 db.value("SELECT 'awa'::regnamespace::oid::bigint"))
+    for other in there ^ 1, there ^ 1 << 32, None:
+        with pytest.raises(psycopg2.Error, match="schema awa was made anew") as refused:
+            db.rows("SELECT awa.require_schema(%s)", (other,))
+        assert refused.value.pgcode == "JQ001"
+    db.rows(f"PREPARE ask AS SELECT is_called FROM awa.job_id_seq, awa.listen() WHERE awa.require_schema({there})")
+    for _ in range(10):
+        assert db.rows("EXECUTE ask")
+    db.rows("ALTER SCHEMA awa RENAME TO former")
+    db.rows("CREATE SCHEMA awa; CREATE SEQUENCE awa.job_id_seq; CREATE FUNCTION awa.listen() RETURNS void LANGUAGE sql AS ''")
+    db.rows(f"CREATE FUNCTION awa.require_schema(bigint) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$ SELECT {there} / 0 > 0 $$")
+    with pytest.raises(psycopg2.Error, match="division by zero"):
+        db.rows("EXECUTE ask")

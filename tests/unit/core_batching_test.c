@@ -521,6 +521,7 @@ static void every_class_of_sqlstate(void **state)
     assert_int_equal(trouble_of("57P01"), TROUBLE_CONNECTION);
     assert_int_equal(trouble_of("08006"), TROUBLE_CONNECTION);
     assert_int_equal(trouble_of("25006"), TROUBLE_CONNECTION);
+    assert_int_equal(trouble_of(SQLSTATE_OTHER_SCHEMA), TROUBLE_CONNECTION);
     assert_int_equal(trouble_of(""), TROUBLE_CONNECTION);
     assert_int_equal(trouble_of("57014"), TROUBLE_REFUSED);
     assert_int_equal(trouble_of("42883"), TROUBLE_REFUSED);

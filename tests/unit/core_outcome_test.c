@@ -92,7 +92,7 @@ static void an_unknown_enqueue_stays_unknown_on_another_server(void **state)
     new_server_proves_nothing_about_ids((struct server_run){.started = 2, .timeline = 1});
     new_server_proves_nothing_about_ids((struct server_run){.started = 1, .timeline = 2});
     new_server_proves_nothing_about_ids(
-        (struct server_run){.started = 1, .timeline = 1, .id_source = 1});
+        (struct server_run){.started = 1, .timeline = 1, .schema_id = 1});
 }
 
 static void an_enqueue_in_doubt_has_a_deadline_and_the_doubt_goes_on(void **state)

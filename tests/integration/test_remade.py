@@ -1,0 +1,157 @@
+"""The schema is dropped and made anew below proxies that live on. What they know is of the one before: ids, claims, who lives and leads."""
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from postgres import connected
+from proxy_process import Proxy, is_healthy, wait_for
+from relay import Relay
+from wire_client import Client, pb
+
+PROMPT_S = 15   # a request whose ids never fit ends after 30 s
+STRANGERS = 5000    # more than a block of ids: the numbers that a proxy holds are given out again
+LEADERS = """SELECT count(*) FROM awa.runtime_instances r
+               JOIN awa.held_keys('ShareLock') lives ON lives.key = awa.advisory_key('instance', r.instance)
+               JOIN awa.held_keys('ExclusiveLock') leads ON leads.pid = lives.pid AND leads.key = awa.advisory_key('leader', 0)
+              WHERE r.missing_since IS NULL"""
+
+
+@pytest.fixture
+def relay(cluster, own_database):
+    with Relay(cluster, own_database) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(awa_proxy, relay, tmp_path):
+    started = Proxy(awa_proxy, tmp_path, relay.url, "--pool-size", "3").wait_ready()
+    yield started
+    started.end()
+    assert is_healthy(started), started.log()
+
+
+@pytest.fixture
+def client(proxy):
+    made = Client(proxy.socket)
+    made.socket.settimeout(60)
+    yield made
+    made.close()
+
+
+def fetch(url, sql):
+    with connected(url) as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()
+
+
+def remake(awa_proxy, url):
+    """With jobs of somebody else."""
+    with connected(url) as cursor:
+        cursor.execute("DROP SCHEMA awa CASCADE")
+        subprocess.run([awa_proxy, "migrate", "--database", url], check=True, capture_output=True, timeout=60)
+        cursor.execute("SELECT awa.enqueue_many('other', 'k', array_fill('{}'::json, ARRAY[%s]))", (STRANGERS,))
+
+
+def available(url):
+    return fetch(url, "SELECT available FROM awa.queue_counts_exact('q')")[0]
+
+
+def data_backends(proxy):
+    return [int(pid) for pid in re.findall(r"pg_connected pool=data pid=(\d+)", proxy.log())]
+
+
+def ask_counts(client, times=200):
+    return [client.send(queue_counts=pb.QueueCounts(queue="q")) for _ in range(times)]
+
+
+def open_more(client, proxy):
+    """Data connections, by more questions than one answers at once."""
+    asked = ask_counts(client)
+    wait_for(lambda: len(data_backends(proxy)) > 1)
+    for request_id in asked:
+        client.answer(request_id)
+
+
+def enqueue(client, key=""):
+    """The id of a job, or 0 where the answer is that it may or may not be stored."""
+    result, = client.call(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k", args=b"{}")], idempotency_key=key)).enqueue_ok.results
+    assert result.job_id or result.error.code == pb.DEADLINE_EXCEEDED, result
+    return result.job_id
+
+
+@pytest.mark.parametrize("key", ["", "key"])
+def test_its_ids_are_not_used(awa_proxy, own_database, proxy, client, key):
+    before = enqueue(client)
+    open_more(client, proxy)
+    remake(awa_proxy, own_database)
+    started = time.monotonic()
+    assert before < STRANGERS < enqueue(client, key)
+    assert time.monotonic() - started < PROMPT_S
+    assert available(own_database) == 1
+
+
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_connections_to_both_do_not_get_in_each_others_way(awa_proxy, own_database, proxy, client, which):
+    """One of the schema before is stalled, so it has not learned of it."""
+    open_more(client, proxy)
+    enqueue(client)
+    stalled = (min if which == "oldest" else max)(data_backends(proxy)[:2], key=data_backends(proxy).index)
+    remake(awa_proxy, own_database)
+    known = len(data_backends(proxy))
+    os.kill(stalled, signal.SIGSTOP)
+    try:
+        ask_counts(client)
+        wait_for(lambda: len(data_backends(proxy)) > known)
+        started = time.monotonic()
+        assert all(enqueue(client) > STRANGERS for _ in range(3))
+        assert time.monotonic() - started < PROMPT_S
+    finally:
+        os.kill(stalled, signal.SIGCONT)
+    assert enqueue(client) > STRANGERS
+    assert available(own_database) == 4
+
+
+def test_what_it_says_of_an_enqueue_in_doubt_proves_nothing(awa_proxy, own_database, relay, proxy, client):
+    """The ids exist in the schema that is there now: they are somebody else's."""
+    enqueue(client)
+    open_more(client, proxy)
+    remake(awa_proxy, own_database)
+    relay.inject("before_sent", "awa_ENQUEUE_BATCH")
+    stored = enqueue(client)
+    assert stored == 0 or stored > STRANGERS
+    assert available(own_database) == (stored > 0)
+
+
+def test_a_claim_in_doubt_is_found(awa_proxy, own_database, relay, proxy, client):
+    """The numbers of its batches begin anew, too."""
+    for _ in range(20):
+        enqueue(client)
+        client.complete(*client.claim("q"))
+    remake(awa_proxy, own_database)
+    with connected(own_database) as cursor:
+        cursor.execute("SELECT awa.enqueue('q', 'k')")
+    relay.inject("after_commit", "awa_CLAIM", rows=1)
+    job, = client.claim("q", wait_ms=20_000)
+    result, = client.complete(job)
+    assert result.status == pb.DONE
+    assert "event=outcome_resolved" in proxy.log()
+
+
+def test_who_asks_is_answered_by_the_new_one(awa_proxy, own_database, proxy, client):
+    """Although nobody repeats such a call."""
+    open_more(client, proxy)
+    remake(awa_proxy, own_database)
+    for request_id in ask_counts(client, 20):
+        assert client.answer(request_id).HasField("queue_counts_ok")
+
+
+def test_who_lives_and_leads_is_known_in_the_new_one(awa_proxy, own_database, proxy):
+    """A proxy that nobody sees there would lose its jobs to a rescue."""
+    wait_for(lambda: fetch(own_database, LEADERS) == (1,))
+    remake(awa_proxy, own_database)
+    wait_for(lambda: fetch(own_database, LEADERS) == (1,))
+    assert "event=pg_schema_replaced" in proxy.log()
