@@ -192,7 +192,7 @@ def test_exactly_one_of_three_leads(start, own_database):
     rest = [p for p in proxies if p is not first]
     began = time.monotonic()
     second = wait_leader(own_database, rest)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 14  # tried for every 2 to 4 s; a key that was left behind would go after 15
     assert second.stop() == 0
     wait_leader(own_database, [p for p in rest if p is not second])
 
@@ -249,7 +249,7 @@ def test_ptrap_10_leader_that_can_not_do_a_duty(start, own_database):
     client = Client(leader.socket)
     began = leader.log().count("event=resigned")
     client.enqueue("q", b"{}", run_at_us=soon_us())
-    assert len(client.claim("q", wait_ms=10000)) == 1
+    assert len(client.claim("q", wait_ms=19000)) == 1  # both may just have resigned: 10 s, and 4 to the next try
     assert leader.log().count("event=resigned") <= began + 1
 
 
@@ -319,7 +319,7 @@ def test_killed_proxy(start, own_database, capsys):
         took = time.monotonic() - killed
         role = "leader" if victim is leader else "follower"
         said(capsys, f"killed {role}: its jobs ran again after {took:.1f} s (missing after {MISSING_MS / 1000:.0f} s, retry after 2 s)")
-        assert took < 15
+        assert took < 25  # 10 by design; who did not know MISSING_MS would wait 30 s
         assert {j.job_id for j in redone} == held and {j.attempt for j in redone} == {2}
         assert {r.status for r in again.complete(*redone)} == {pb.DONE}
         again.close()
@@ -381,10 +381,11 @@ def test_ptrap_11_saturated_pool(start, own_database):
             filler.send(claim=pb.Claim(queues=[f"claimed{number}"], max_jobs=1, wait_ms=100))
         late = Client(other.socket)
         began = time.monotonic()
-        while time.monotonic() < began + 6:
+        while time.monotonic() < began + 5:  # after 10 s the calls are given up
             assert leader_of(own_database, proxies) is leader, "leadership starved"
             late.enqueue("promoted", b"{}", run_at_us=soon_us())  # by the leader
-            assert late.complete(*late.claim("promoted", wait_ms=5000))[0].status == pb.DONE
+            job, = late.claim("promoted", wait_ms=15000)
+            assert [r.status for r in late.complete(job)] == [pb.DONE]
         missing = ask(own_database, "SELECT count(*) FROM awa.runtime_instances WHERE missing_since IS NOT NULL")
         assert missing == [(0,)], "liveness starved"
         assert select.select([filler.socket], [], [], 0)[0] == [], "the pool was not saturated"
@@ -443,11 +444,12 @@ def test_trap_55_stopped_between_execute_and_sync(start, cluster, own_database, 
     stuck.execute_without_sync("SELECT * FROM awa.claim(1, 1, ARRAY['q'], 1, 1000000)")
     proxies = [start() for _ in range(2)]
     client = Client(proxies[0].socket)
+    client.socket.settimeout(60)
     assert len(client.claim("q", wait_ms=1000)) == 0  # the lane is held
-    assert len(client.claim("q", wait_ms=20000)) == 1
+    assert len(client.claim("q", wait_ms=40000)) == 1
     took = time.monotonic() - began
     said(capsys, f"claim without its Sync: the lane was free after {took:.1f} s")
-    assert took < 15
+    assert took < 25  # 15 by design
     wait_leader(own_database, proxies)
 
 
@@ -567,7 +569,8 @@ def test_ptrap_06_before_the_server_exists_and_restarts(awa_proxy, tmp_path_fact
             for proxy in proxies:
                 client = Client(proxy.socket)
                 wait_for(lambda c=client: c.enqueue("q", b"{}")[0].job_id)
-                assert len(client.claim("q", wait_ms=5000)) == 1
+                # Refused as long as the control connection is not there again.
+                assert len(wait_for(lambda c=client: c.claim("q", wait_ms=5000))) == 1
                 client.close()
         wait_leader(own.url(), proxies)
         for proxy in proxies:
