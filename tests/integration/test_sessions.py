@@ -18,6 +18,7 @@ from wire_client import Client, pb, statuses, varint
 
 DRAIN_OPTION = ("--drain-timeout-ms", "50")
 SHORT_GRACE = ("--session-grace-ms", "100")
+LONG_GRACE = ("--session-grace-ms", "60000")  # where a client is in time however busy the machine is
 
 
 def job_rows(url, job_ids):
@@ -67,7 +68,7 @@ def stop(proxy, *clients):
 # ---- resuming
 
 def test_within_the_grace(start, own_database):
-    proxy = start(*DRAIN_OPTION)
+    proxy = start(*DRAIN_OPTION, *LONG_GRACE)
     old, jobs = hold(proxy, 3)
     old.close()
     let_turn(proxy)
@@ -132,7 +133,7 @@ def test_a_living_connection_is_taken_over(start):
 
 
 def test_twice_at_once(start):
-    proxy = start(*DRAIN_OPTION)
+    proxy = start(*DRAIN_OPTION, *LONG_GRACE)
     old, jobs = hold(proxy, 2)
     old.close()
     hello = pb.ClientFrame(request_id=1, hello=pb.Hello(major=1, session_id=old.limits.session_id))
@@ -153,7 +154,7 @@ def test_twice_at_once(start):
 
 def test_what_the_client_never_got_goes_back_untouched(start, own_database):
     """Its ClaimOk was written but got lost; the list of what is held says so."""
-    proxy = start(*DRAIN_OPTION)
+    proxy = start(*DRAIN_OPTION, *LONG_GRACE)
     old, jobs = hold(proxy, 3)
     old.close()
     forged = pb.Job(receipt=b"nonsense")
@@ -288,7 +289,7 @@ class Conversation:
             self.ask(hello=pb.Hello(major=1))
             answer = self.ask(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")] * 3))
             self.stored += [result.job_id for result in answer.enqueue_ok.results]
-            jobs = self.ask(claim=pb.Claim(queues=["q"], max_jobs=2, wait_ms=2000)).claim_ok.jobs
+            jobs = self.ask(claim=pb.Claim(queues=["q"], max_jobs=2, wait_ms=15000)).claim_ok.jobs
             self.held = {job.job_id: job.attempt for job in jobs}
             self.ask(heartbeat=pb.Heartbeat(items=[pb.HeartbeatItem(receipt=j.receipt) for j in jobs]))
             self.end(jobs[0], finish=pb.Finish(items=[pb.FinishItem(receipt=jobs[0].receipt, complete=pb.Complete())]))
@@ -353,7 +354,7 @@ def test_ptrap_01_a_client_vanishes_at_every_point(start, own_database, in_frame
 
 def test_ptrap_02_late_answers_never_reach_another_request(start):
     """The same request ids again on each new connection, while the old ones' answers are due."""
-    proxy = start(*DRAIN_OPTION)
+    proxy = start(*DRAIN_OPTION, *LONG_GRACE)
     producer = Client(proxy.socket)
     for number in range(1, 8):
         producer.enqueue(f"q{number}", *[b"{}"] * number)
@@ -386,8 +387,8 @@ def test_trap_19_a_job_that_kills_its_worker(start, own_database):
     """Bounded attempts, with back-off, then quarantine."""
     proxy = start(*DRAIN_OPTION, *SHORT_GRACE)
     client, (job,) = hold(proxy, 1)
-    client.close()
     started = time.monotonic()
+    client.close()
     for attempt in (2, 3):
         client = Client(proxy.socket)
         again, = client.claim("q", wait_ms=30000)
