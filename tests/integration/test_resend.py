@@ -12,8 +12,8 @@ from proxy_process import Proxy, wait_for
 from wire_client import Client, pb
 
 DELAY_MS = 3_600_000  # what is put aside does not come back meanwhile
+OPTIONS = ("--drain-timeout-ms", "50")
 MISSING_MS = 2000
-OPTIONS = ("--drain-timeout-ms", "50", "--instance-missing-ms", str(MISSING_MS))
 RETENTION_MS = 3000
 SHORT_WINDOW = ("--completed-retention-ms", str(RETENTION_MS), "--queue-lap-ms", "1000", "--claim-lap-ms", "1000", "--closed-ms", "100")
 ITEMS = {
@@ -87,6 +87,16 @@ def open_attempts(url):
     return ask(url, "SELECT open_attempts::int FROM status()")[0][0]
 
 
+@contextlib.contextmanager
+def no_absence_is_noted(url):
+    """Nobody is rescued meanwhile: of instances whose rows are locked the leader writes down nothing."""
+    wait_for(lambda: ask(url, "SELECT count(*) FROM runtime_instances") == [(2,)])
+    with connected(url) as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT FROM awa.runtime_instances FOR UPDATE")
+        yield
+
+
 def test_first_outcome_against_every_second(start, own_database):
     here, there = start(), start()
     other, same_proxy = Client(there.socket), Client(here.socket)
@@ -106,17 +116,22 @@ def test_first_outcome_against_every_second(start, own_database):
 def test_before_and_after_the_rescue_of_its_proxy(start, own_database):
     """What had ended stays so, also what ended over another proxy once its own was dead. What was still open then is
     rescued: STALE, whatever its worker says."""
-    here, there = start(), start()
+    there = start("--instance-missing-ms", str(MISSING_MS))
+    wait_for(lambda: "event=leading" in there.log())
+    here = start("--instance-missing-ms", str(MISSING_MS))
     held = {name: hold(here, len(OUTCOMES), queue=name)[1] for name in ("answered", "orphaned", "rescued")}
     client = Client(here.socket)
     for first, job in zip(OUTCOMES, held["answered"]):
         assert end(client, first, job) == [pb.DONE]
-    here.stop(signal.SIGKILL)
-    other = Client(there.socket)
-    for first, job in zip(OUTCOMES, held["orphaned"]):
-        assert end(other, first, job) == [pb.DONE]
-    assert open_attempts(own_database) == len(held["rescued"]), "rescue came before its time"
+    with no_absence_is_noted(own_database):
+        here.stop(signal.SIGKILL)
+        other = Client(there.socket)
+        for first, job in zip(OUTCOMES, held["orphaned"]):
+            assert end(other, first, job) == [pb.DONE]
+        assert open_attempts(own_database) == len(held["rescued"])
+        began = time.monotonic()
     wait_for(lambda: open_attempts(own_database) == 0)
+    assert time.monotonic() - began > MISSING_MS / 1000, "rescue came before its time"
     for second in OUTCOMES:
         expected = [pb.ALREADY_DONE if first == second else pb.STALE for first in OUTCOMES]
         assert end(other, second, *held["answered"]) == expected, f"then {second}"
@@ -132,11 +147,12 @@ def test_after_the_resend_window(start, own_database):
     """ALREADY_DONE as long as the slot is there, NOT_FOUND from then on, and never anything else in between."""
     here, there = start(*SHORT_WINDOW), start(*SHORT_WINDOW)
     other = Client(there.socket)
-    client, jobs = hold(here, len(OUTCOMES))
-    began = time.monotonic()
+    client, (open_job, *jobs) = hold(here, 1 + len(OUTCOMES))
     for first, job in zip(OUTCOMES, jobs):
         assert end(client, first, job) == [pb.DONE]
-    seen = {first: [] for first in OUTCOMES}
+    seen = {first: end(other, first, job) for first, job in zip(OUTCOMES, jobs)}
+    began = time.monotonic()
+    assert end(client, "complete", open_job) == [pb.DONE]  # the slot was kept for it
 
     def all_gone():
         for first, job in zip(OUTCOMES, jobs):
