@@ -37,7 +37,9 @@ def start(awa_proxy, own_database, tmp_path):
         folder = tmp_path / f"p{len(started)}"
         folder.mkdir()
         started.append(Proxy(awa_proxy, folder, url, *OPTIONS, *options))
-        return started[-1].wait_ready()
+        running = started[-1].wait_ready()
+        wait_for(lambda: backends(running, "control"))  # without it claims are refused once half of MISSING_MS is over
+        return running
 
     yield run
     for running in started:

@@ -90,7 +90,6 @@ def open_attempts(url):
 @contextlib.contextmanager
 def no_absence_is_noted(url):
     """Nobody is rescued meanwhile: of instances whose rows are locked the leader writes down nothing."""
-    wait_for(lambda: ask(url, "SELECT count(*) FROM runtime_instances") == [(2,)])
     with connected(url) as cursor:
         cursor.execute("BEGIN")
         cursor.execute("SELECT FROM awa.runtime_instances FOR UPDATE")
@@ -119,6 +118,7 @@ def test_before_and_after_the_rescue_of_its_proxy(start, own_database):
     there = start("--instance-missing-ms", str(MISSING_MS))
     wait_for(lambda: "event=leading" in there.log())
     here = start("--instance-missing-ms", str(MISSING_MS))
+    wait_for(lambda: ask(own_database, "SELECT count(*) FROM runtime_instances") == [(2,)])  # it claims nothing for long before
     held = {name: hold(here, len(OUTCOMES), queue=name)[1] for name in ("answered", "orphaned", "rescued")}
     client = Client(here.socket)
     for first, job in zip(OUTCOMES, held["answered"]):
