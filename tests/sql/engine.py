@@ -1,10 +1,11 @@
 """The storage engine as its callers see it: thin calls of the SQL functions, one session each.
 
 Every session gives up waiting for a lock after two seconds, so a call that waits where it
-must not ends as an error and not as a slow test. The search_path is left alone on purpose:
+must not ends as an error and not as a slow test; one that has to wait goes through blocked(). The search_path is left alone on purpose:
 a function that forgot to pin its own is found by every test.
 """
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import secrets
@@ -339,6 +340,15 @@ class Engine(Session):
         while not self.value("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", (pid,)):
             assert time.monotonic() < give_up, "the call did not wait"
             time.sleep(0.005)
+
+    @contextlib.contextmanager
+    def blocked(self, session, call, *arguments):
+        """The future of a session's call that waits for a lock: as long as it takes, whatever delays the end of the wait."""
+        session.rows("SET lock_timeout = 0")
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waiting = pool.submit(call, *arguments)
+            self.wait_until_blocked(session.pid)
+            yield waiting
 
     @contextlib.contextmanager
     def pinned(self):

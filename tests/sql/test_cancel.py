@@ -1,6 +1,4 @@
 """Cancel and look-up by id, in every state and beside everything else that ends a job."""
-import concurrent.futures
-
 import pytest
 
 from engine import (ALREADY_DONE, BUSY, CANCEL, COMPLETE, DAY_MS, DONE, EMPTY, FAIL, NOT_FOUND, RELEASE, RETRY, SNOOZE, STALE, Session)
@@ -57,9 +55,7 @@ def test_trap_02_cancel_of_a_job_that_is_being_claimed(db):
     claimer, operator = db.session(), db.session()
     claimer.begin()
     claim = claimer.claim(2)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        cancelling = pool.submit(operator.cancel, ids)
-        db.wait_until_blocked(operator.pid)
+    with db.blocked(operator, operator.cancel, ids) as cancelling:
         claimer.commit()
         statuses = cancelling.result(20)
     assert statuses[ids[2]] == DONE
@@ -236,11 +232,8 @@ class Gate:
     def during(self, call, happens):
         """The answer of a call in a session of its own, while something happens behind the gate."""
         caller = self.db.session()
-        caller.rows("SET lock_timeout = 0")
         self.keeper.rows("SELECT pg_advisory_lock(50)")
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            answer = pool.submit(call, caller)
-            self.db.wait_until_blocked(caller.pid)
+        with self.db.blocked(caller, call, caller) as answer:
             happens()
             self.keeper.rows("SELECT pg_advisory_unlock(50)")
             return answer.result()

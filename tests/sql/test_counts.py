@@ -1,6 +1,4 @@
 """Exact counts: exact for every reader, in every state, and while slots are pruned."""
-import concurrent.futures
-
 import pytest
 
 from engine import CANCEL, DAY_MS, FAIL, RELEASE, RETRY, SNOOZE
@@ -113,9 +111,7 @@ def test_trap_44_count_that_overlaps_a_prune(db, outcome):
     reader.counts()                     # its plans are cached: the locks come before the snapshot then, too
     pruner.begin()
     assert pruner.prune() >= 1
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        counting = pool.submit(reader.counts)
-        db.wait_until_blocked(reader.pid)
+    with db.blocked(reader, reader.counts) as counting:
         pruner.rows(outcome)
         assert counting.result(20) == {"completed": 10}
     assert db.counts() == {"completed": 10}
@@ -131,9 +127,7 @@ def test_trap_44_count_inside_an_older_statement(db):
         db.maintain(closed_ms=DAY_MS, retention_ms=DAY_MS)
     gate, reader = db.session(), db.session()
     gate.rows("SELECT pg_advisory_lock(42)")
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        counting = pool.submit(reader.value, "SELECT public.counted_late(42)")
-        db.wait_until_blocked(reader.pid)
+    with db.blocked(reader, reader.value, "SELECT public.counted_late(42)") as counting:
         assert sum(db.prune() for _ in range(3)) >= 1
         assert db.count("terminal_jobs") == 0
         gate.rows("SELECT pg_advisory_unlock(42)")

@@ -3,7 +3,6 @@ import re
 import select
 import socket
 import struct
-import threading
 import time
 
 import psycopg2
@@ -311,13 +310,9 @@ def test_two_uses_of_one_key_wait_for_each_other(db, then, answer):
     first.begin()
     assert claim_key(first, "k", [1]) is None
     assert claim_key(db, "another", [3]) is None, "nobody else waits"
-    got = []
-    thread = threading.Thread(target=lambda: got.append(claim_key(second, "k", [2])))
-    thread.start()
-    db.wait_until_blocked(second.pid)
-    getattr(first, then)()
-    thread.join(WAIT_S)
-    assert got == [answer]
+    with db.blocked(second, claim_key, second, "k", [2]) as waiting:
+        getattr(first, then)()
+        assert waiting.result(WAIT_S) == answer
 
 
 @pytest.mark.parametrize("key, ids, sentence", [("", [1], "idempotency_key must be 1 to 200 bytes"), ("ü" * 101, [1], "idempotency_key must be 1 to 200 bytes"),
@@ -350,9 +345,10 @@ def test_worker_lost_is_a_failed_attempt_that_backs_off(db):
     db.enqueue(max_attempts=9)
     before = db.value("SELECT clock_timestamp()")
     assert db.finish(db.claim(), WORKER_LOST, error="ignored") == [DONE]
+    after = db.value("SELECT clock_timestamp()")
     [(state, attempt, due, payload)] = db.rows("SELECT state::text, attempt, due_at, payload FROM awa.deferred_jobs")
     assert (state, attempt, errors(payload), payload["crashes"]) == ("retryable", 1, ["worker lost"], 1)
-    assert 2 <= (due - before).total_seconds() < 4
+    assert 2 <= (due - before).total_seconds() and (due - after).total_seconds() <= 2.5
 
 
 def test_trap_19_three_crashes_in_a_row_are_the_end(db):
@@ -475,10 +471,11 @@ def test_attempts_of_a_lost_proxy_run_again(db):
     held = lost_instance(db, 5, jobs=3, max_attempts=2)
     before = db.value("SELECT clock_timestamp()")
     assert db.rescue() == 3
+    after = db.value("SELECT clock_timestamp()")
     assert db.counts() == {"retryable": 3}
     for attempt, due, payload in db.rows("SELECT attempt, due_at, payload FROM awa.deferred_jobs"):
         assert (attempt, errors(payload), "crashes" in payload) == (1, ["proxy lost"], False)
-        assert 2 <= (due - before).total_seconds() < 4
+        assert 2 <= (due - before).total_seconds() and (due - after).total_seconds() <= 2.5
     assert set(db.complete(held)) == set(db.finish(held, RETRY)) == {STALE}
     again = next_attempt(db, instance=6)
     assert [(job.attempt, job.run_lease) for job in again] == [(2, 2)] * 3
@@ -490,12 +487,12 @@ def test_attempts_of_a_lost_proxy_run_again(db):
 
 def test_not_before_its_time(db):
     lost_instance(db, 5, jobs=2)
-    assert db.rescue(missing_ms=30_000) == 0
+    assert db.rescue(missing_ms=300_000) == 0
     assert db.counts() == {"running": 2}
-    let_pass(db, 29)
-    assert db.rescue(missing_ms=30_000) == 0
-    let_pass(db, 1)
-    assert db.rescue(missing_ms=30_000) == 2
+    let_pass(db, 200)
+    assert db.rescue(missing_ms=300_000) == 0
+    let_pass(db, 100)
+    assert db.rescue(missing_ms=300_000) == 2
 
 
 @pytest.mark.parametrize("looks_before", [1, 2])
@@ -744,8 +741,8 @@ def test_trap_24_idle_rescue_writes_nothing(db):
         db.rescue()
     before = db.wal_position()
     for _ in range(50):
-        assert db.rescue() == 0
-    assert db.wal_position() - before == 0
+        assert db.rows("SELECT awa.rescue_instances(1000, 0), pg_current_xact_id_if_assigned()") == [(0, None)]
+    assert db.wal_position() - before < 500, "more than Postgres' own: a record of the running transactions every 15 s"
 
 
 def test_trap_31_cost_of_a_call_does_not_grow_with_what_has_ended(db):
@@ -791,12 +788,16 @@ def test_lead_survives_a_rollback(db):
 
 # --- wake-ups
 
-def wake_ups(listener):
-    select.select([listener.connection], [], [], 0.2)
-    listener.connection.poll()
-    found = [(n.channel, n.payload) for n in listener.connection.notifies]
-    listener.connection.notifies.clear()
-    return found
+def wake_ups(db, listener):
+    """Those up to now: they arrive in the order of their commits, so what is behind the last one has not been sent."""
+    db.rows("SELECT pg_notify(%s, 'the last one')", (listener.channel,))
+    found = []
+    while (listener.channel, "the last one") not in found:
+        assert select.select([listener.connection], [], [], WAIT_S)[0], f"no more than {found}"
+        listener.connection.poll()
+        found += [(n.channel, n.payload) for n in listener.connection.notifies]
+        listener.connection.notifies.clear()
+    return found[:-1]
 
 
 @pytest.fixture
@@ -813,17 +814,17 @@ def test_channel_is_the_schemas_own(db):
 
 def test_wake_queues_names_each_queue_once(db, listener):
     db.rows("SELECT awa.wake_queues('{a,b,a,NULL}')")
-    assert sorted(wake_ups(listener)) == [(listener.channel, "a"), (listener.channel, "b")]
+    assert sorted(wake_ups(db, listener)) == [(listener.channel, "a"), (listener.channel, "b")]
 
 
 def test_promotion_wakes_its_queues_once_each(db, listener):
     for queue in ("a", "b"):
         db.enqueue(3, queue=queue, run_at="2099-01-01 00:00+00")
     db.promote()
-    assert wake_ups(listener) == []
+    assert wake_ups(db, listener) == []
     db.rows("UPDATE awa.deferred_jobs SET due_at = clock_timestamp()")
     assert db.promote() == 6
-    assert sorted(payload for _, payload in wake_ups(listener)) == ["a", "b"]
+    assert sorted(payload for _, payload in wake_ups(db, listener)) == ["a", "b"]
 
 
 def test_release_wakes_and_other_ends_do_not(db, listener):
@@ -832,13 +833,13 @@ def test_release_wakes_and_other_ends_do_not(db, listener):
     db.complete(claim[:1])
     for job, outcome in zip(claim[1:5], (RETRY, FAIL, CANCEL, WORKER_LOST), strict=True):
         db.finish([job], outcome)
-    assert wake_ups(listener) == []
+    assert wake_ups(db, listener) == []
     db.finish(claim[5:], RELEASE)
-    assert wake_ups(listener) == [(listener.channel, "q")]
+    assert wake_ups(db, listener) == [(listener.channel, "q")]
 
 
 def test_enqueue_does_not_notify(db, listener):
     """A commit that notifies shuts out every other such commit until it is flushed."""
     db.enqueue(3)
     db.enqueue_sql(3)
-    assert wake_ups(listener) == []
+    assert wake_ups(db, listener) == []

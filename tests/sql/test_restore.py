@@ -1,5 +1,4 @@
 """After a crash, and after the schema was moved to another cluster."""
-import concurrent.futures
 import itertools
 import os
 import signal
@@ -170,9 +169,7 @@ def test_proxy_that_comes_in_the_middle_of_the_remedy_waits_for_it(db):
         pass
     db.begin()
     db.rows("SELECT awa.rebase()")
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        registered = pool.submit(proxy.value, "SELECT awa.register_instance(12, 'again')")
-        db.wait_until_blocked(proxy.pid)
+    with db.blocked(proxy, proxy.value, "SELECT awa.register_instance(12, 'again')") as registered:
         db.commit()
         assert registered.result() is True
 
