@@ -7,7 +7,7 @@ import socket
 
 import awa_pb2 as pb
 
-DEADLINE_S = 10
+DEADLINE_S = 20
 LIMITS = {"major": 1, "server_version": "fake", "session_id": b"0" * 16,
           "max_frame_bytes": 1 << 22, "max_jobs_per_enqueue": 1000, "max_claim_jobs": 512,
           "max_items_per_finish": 1000, "max_wait_ms": 60_000, "idle_timeout_ms": 60_000,

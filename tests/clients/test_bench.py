@@ -40,13 +40,13 @@ def serve(fake, ids, change_claim, status):
         pass
 
 
-def run(build, fake, ids=(11, 12, 13), change_claim=lambda jobs: None, status=pb.DONE):
+def run(build, fake, ids=(11, 12, 13), change_claim=lambda jobs: None, status=pb.DONE, deadline_s=30):
     thread = threading.Thread(target=serve, args=(fake, ids, change_claim, status), daemon=True)
     thread.start()
     return subprocess.run(
         [build / "bench/awa-bench", "both", "--socket", fake.address.removeprefix("unix:"),
          "--jobs", str(JOBS), "--batch", str(JOBS), "--workers", "1", "--inflight", "2",
-         "--deadline-s", "2"], stdin=subprocess.DEVNULL, text=True, capture_output=True,
+         "--deadline-s", str(deadline_s)], stdin=subprocess.DEVNULL, text=True, capture_output=True,
         check=False)
 
 
@@ -79,7 +79,7 @@ def lost(jobs):
     ({"change_claim": again}, "executed again"),
     ({"change_claim": other_id}, "enqueued as 11 and claimed as 99"),
     ({"change_claim": other_args}, "other args"),
-    ({"change_claim": lost}, "not over after 2 s: 3 of 3 acknowledged, 2 executed, 2 finished"),
+    ({"change_claim": lost, "deadline_s": 5}, "not over after 5 s: 3 of 3 acknowledged, 2 executed, 2 finished"),
     ({"status": pb.ALREADY_DONE}, "was not answered DONE"),
     ({"ids": (11, 11, 13)}, "id 11 was given twice"),
 ], ids=["again", "other-id", "other-args", "lost", "not-done", "same-id"])

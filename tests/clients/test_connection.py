@@ -5,6 +5,7 @@ import pathlib
 import re
 import socket
 import threading
+import time
 
 import pytest
 
@@ -134,6 +135,15 @@ def test_no_answer_in_time(driver, fake):
     over.set()
 
 
+def test_python_the_timeout_is_for_connecting_too(fake):
+    """C has one of its own for that."""
+    began = time.monotonic()
+    with pytest.raises(awa.Error) as raised:        # nobody accepts, nobody answers Hello
+        awa.Client(fake.address, timeout=200 * types.MILLISECOND)
+    assert raised.value.code == awa.Code.DEADLINE_EXCEEDED
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize("nonsense", [
     b"\xff\xff\xff\xff\xff\xff",        # a prefix that never ends
     b"\x80\x80\x80\x02",                # 4 MiB and more
@@ -182,16 +192,19 @@ def test_resume_by_hand(driver, fake):
 
 
 def test_answer_to_another_request(driver, fake):
+    """It ends the connection: the next request goes over a new one."""
     def script(session):
         session.greet()
         ping = session.expect("ping")
         ping.request_id += 1
-        fake.close()
         session.answer(ping, pong=pb.Pong())
+        session = fake.accept()
+        session.greet()
+        session.answer(session.expect("ping"), pong=pb.Pong())
     play(fake, script)
-    driver.connect(fake.address, request_timeout_ms=500)
+    driver.connect(fake.address)
     assert code_of(driver.ping) == "INTERNAL"
-    assert code_of(driver.ping) == "UNAVAILABLE"
+    driver.ping()
 
 
 def test_answer_of_another_kind(driver, fake):

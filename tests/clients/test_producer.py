@@ -9,6 +9,7 @@ import pytest
 
 import awa_pb2 as pb
 import drivers
+import fake_proxy
 from relaying import READ_BYTES, accept_pairs
 from test_connection import code_of
 from test_resume import store, wait_for_counts
@@ -142,9 +143,20 @@ def test_what_was_unknown_once_stays_so(driver, fake, play):
 
 
 def test_unavailable_to_the_end_is_surely_not_done(driver, fake, play):
-    play(refuse)
-    driver.connect(fake.address, request_timeout_ms=1000)
+    """In the end nobody listens: an attempt that is under way when the time is over would be in doubt."""
+    unavailable = pb.Error(code=pb.UNAVAILABLE, retryable=True, message="for a test")
+
+    def script(session):
+        fail_as(session, pb.UNAVAILABLE)
+        frame = session.expect("enqueue")
+        fake.close()
+        refusal = pb.EnqueueResult(error=unavailable)
+        session.send(fake_proxy.encode(frame, enqueue_ok=pb.EnqueueOk(results=[refusal]))   # in one:
+                     + fake_proxy.encode(pb.ClientFrame(), error=unavailable))     # no third one comes in between
+    played = play(script)
+    driver.connect(fake.address, request_timeout_ms=2000)
     assert code_of(driver.enqueue, JOB, key="once") == "UNAVAILABLE"
+    played.join()
 
 
 def test_a_refusal_for_good_is_told_at_once(driver, fake, play):

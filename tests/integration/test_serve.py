@@ -136,13 +136,13 @@ def test_waiting_claim_is_woken_by_an_enqueue(proxy, client, queue):
     started = time.monotonic()
     other.enqueue(queue, b"{}")
     assert len(client.answer(waiting).claim_ok.jobs) == 1
-    assert time.monotonic() - started < 5  # far below wait_ms
+    assert time.monotonic() - started < 15  # half of wait_ms
 
 
 def test_claim_ends_empty_after_its_wait(client, queue):
     started = time.monotonic()
     assert len(client.claim(queue, wait_ms=300)) == 0
-    assert 0.25 < time.monotonic() - started < 5
+    assert 0.25 < time.monotonic() - started < 15
     assert len(client.claim(queue, wait_ms=0)) == 0
 
 
@@ -156,17 +156,21 @@ def test_queues_are_in_order_of_preference(client):
 def test_jobs_are_dealt_among_sessions(proxy, client, queue):
     others = [client, Client(proxy.socket), Client(proxy.socket)]
     waiting = [(c, c.send(claim=pb.Claim(queues=[queue], max_jobs=100, wait_ms=30000))) for c in others]
-    assert client.call(ping=pb.Ping()).HasField("pong")
+    for each in others:
+        assert each.call(ping=pb.Ping()).HasField("pong")  # its claim has come in
     Client(proxy.socket).enqueue(queue, *[b"{}"] * 30)
     dealt = [len(c.answer(r).claim_ok.jobs) for c, r in waiting]
     assert sum(dealt) == 30 and min(dealt) >= 9, dealt
 
 
 def test_delayed_job_comes_when_it_is_due(client, queue):
-    client.enqueue(queue, b"{}", run_at_us=int((time.time() + 0.6) * 1e6))
+    now_us = int(time.time() * 1e6)
+    client.enqueue(queue, b"{}", run_at_us=now_us + 3600_000_000)
     assert client.counts(queue).scheduled == 1
     assert len(client.claim(queue, wait_ms=0)) == 0
-    assert len(client.claim(queue, wait_ms=20000)) == 1
+    soon, = client.enqueue(queue, b"{}", run_at_us=now_us + 600_000)
+    assert [job.job_id for job in client.claim(queue, wait_ms=15000)] == [soon.job_id]
+    assert time.time() * 1e6 >= now_us + 600_000
 
 
 # ---- what the protocol refuses
@@ -213,10 +217,11 @@ def test_unknown_request_is_unimplemented_and_goes_on(client):
 
 
 def test_request_id_in_use(client, queue):
-    waiting = client.send(claim=pb.Claim(queues=[queue], max_jobs=1, wait_ms=500))
+    waiting = client.send(claim=pb.Claim(queues=[queue], max_jobs=1, wait_ms=60000))
     client.send(request_id=waiting, queue_counts=pb.QueueCounts(queue=queue))
     assert client.answer(waiting).error.code == pb.INVALID_ARGUMENT
-    assert client.answer(waiting).HasField("claim_ok")
+    client.enqueue(queue, b"{}")
+    assert len(client.answer(waiting).claim_ok.jobs) == 1
 
 
 @pytest.mark.parametrize("body, words", [
@@ -325,7 +330,7 @@ def test_socket_mode_and_second_proxy(awa_proxy, proxy, shared_database):
 # ---- the process
 
 def test_sigterm_lets_workers_finish(start):
-    proxy = start("--drain-timeout-ms", "20000")
+    proxy = start("--drain-timeout-ms", "60000")
     client = Client(proxy.socket)
     client.enqueue("q", b"{}")
     job, = client.claim("q", wait_ms=5000)
@@ -336,7 +341,7 @@ def test_sigterm_lets_workers_finish(start):
     assert (refused.error.code, refused.error.retryable) == (pb.UNAVAILABLE, True)
     assert statuses(client.complete(job)) == ["DONE"]
     assert only_error(client.rest()).code == pb.UNAVAILABLE
-    assert proxy.process.wait(10) == 0
+    assert proxy.process.wait(30) == 0
     assert not proxy.socket.exists()
 
 
@@ -346,7 +351,7 @@ def test_sigterm_hands_back_at_the_end(start, own_database):
     client.enqueue("q", b"{}")
     client.claim("q", wait_ms=5000)
     proxy.process.send_signal(signal.SIGTERM)
-    assert proxy.process.wait(10) == 0
+    assert proxy.process.wait(30) == 0
     with connected(own_database) as cursor:
         cursor.execute("SELECT available, running FROM awa.queue_counts_exact('q')")
         assert cursor.fetchone() == (1, 0)
