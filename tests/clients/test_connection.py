@@ -1,4 +1,5 @@
 """Connections that go wrong: the code tells what is known about the request."""
+import concurrent.futures
 import contextlib
 import inspect
 import pathlib
@@ -12,6 +13,7 @@ import pytest
 import awa
 import awa_pb2 as pb
 import drivers
+import fake_proxy
 from awa import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -49,16 +51,15 @@ def fill_backlog(fake):
 
 def test_a_full_backlog_is_waited_for(driver, fake):
     waiting = fill_backlog(fake)
-    connecting = threading.Thread(target=driver.connect, args=(fake.address,), daemon=True)
-    connecting.start()
-    connecting.join(0.3)
-    assert connecting.is_alive()
-    for one in waiting:
-        fake.accept().close()
-        one.close()
-    fake.accept().greet()
-    connecting.join(drivers.DEADLINE_S)
-    assert not connecting.is_alive()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        connecting = pool.submit(driver.connect, fake.address)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            connecting.result(0.3)
+        for one in waiting:
+            fake.accept().close()
+            one.close()
+        fake.accept().greet()
+        assert connecting.result(drivers.DEADLINE_S)[0] == fake_proxy.LIMITS["session_id"]
 
 
 @pytest.mark.parametrize("address", ["/run/awa.sock", "tcp:", "tcp:localhost", "tcp:::1:5", "tcp:[::1]", "tcp:[::1:5",
