@@ -46,7 +46,8 @@ BEGIN
 END $$;
 
 -- Names this schema as it stands, the database (upper half) and the schema by their oids: one that was dropped and made anew has another number, and so has
--- one that was renamed into its place, or a copy of the database. NULL where there is none. Reads only, waits for nothing.
+-- one that has come back to this name, or a copy of the database. (One that was made under another name works under that name only: its functions pin it.)
+-- NULL where there is none. Reads only, waits for nothing.
 CREATE FUNCTION schema_id() RETURNS bigint
 LANGUAGE sql STABLE SET search_path FROM CURRENT AS $$
     SELECT d.oid::bigint << 32 | n.oid::bigint FROM pg_database d, pg_namespace n WHERE d.datname = current_database() AND n.nspname = current_schema()

@@ -153,7 +153,7 @@ static void on_data_lost(void *ctx)
 
 /* A failover: the sockets still lead to what was the primary. Or the schema was made anew: what the
  * connections know is of the one before. */
-static void on_useless(void *ctx, const struct err *err)
+static void on_useless(void *ctx, const struct err *err, const struct server_run *server)
 {
     struct database *database = ctx;
 
@@ -161,8 +161,8 @@ static void on_useless(void *ctx, const struct err *err)
         log_event(LOG_WARN, "pg_schema_replaced", "sqlstate=%s", err->sqlstate);
     else
         log_event(LOG_WARN, "pg_read_only", "sqlstate=%s", err->sqlstate);
-    pool_leave(database->control, err);
-    pool_leave(database->data, err);
+    pool_leave(database->control, err, server);
+    pool_leave(database->data, err, server);
 }
 
 /* What our own connections announce is known already. */
@@ -176,7 +176,7 @@ static void on_notified(void *ctx, int by_pid, const char *payload)
 
 void database_drop_control(struct database *database, const struct err *why)
 {
-    pool_leave(database->control, why);
+    pool_leave(database->control, why, NULL);
 }
 
 /* ---- the object ---- */

@@ -31,13 +31,13 @@ struct pipe {
     uint64_t since_us; /* of the names' lookup, then of the connection attempt */
     struct backend backend;
     struct list owed;
-    struct list replays; /* calls whose statement was gone */
+    struct list replays; /* calls that were surely not run, and are to be elsewhere */
     /* The segment that is being read: */
     PGresult *rows;
     bool failed;
     struct err err;
-    PGresult *catalogue; /* while checking */
-    struct err broken_err;
+    PGresult *catalogue;   /* while checking */
+    struct err broken_err; /* from ENDING on: why */
 };
 
 static void on_ready(void *ctx, unsigned ready);
@@ -50,7 +50,8 @@ static void set_state(struct pipe *pipe, enum pipe_state next)
         [PIPE_CONNECTING] = 1u << PIPE_CHECKING | 1u << PIPE_BROKEN,
         [PIPE_CHECKING] = 1u << PIPE_PREPARING | 1u << PIPE_BROKEN,
         [PIPE_PREPARING] = 1u << PIPE_READY | 1u << PIPE_BROKEN,
-        [PIPE_READY] = 1u << PIPE_BROKEN,
+        [PIPE_READY] = 1u << PIPE_ENDING | 1u << PIPE_BROKEN,
+        [PIPE_ENDING] = 1u << PIPE_BROKEN,
         [PIPE_BROKEN] = 0,
     };
 
@@ -108,8 +109,8 @@ static void break_with_libpq(struct pipe *pipe)
 {
     char text[ERR_MESSAGE_BYTES];
 
-    if (pipe->failed) { /* the server said why before it closed, e.g. 57P01 */
-        pipe_break(pipe, &pipe->err);
+    if (pipe->failed || pipe->state == PIPE_ENDING) { /* why was said before, e.g. 57P01 */
+        pipe_break(pipe, pipe->state == PIPE_ENDING ? &pipe->broken_err : &pipe->err);
         return;
     }
     url_failure(pipe->connection, &pipe->hosts, text, sizeof text);
@@ -155,14 +156,16 @@ static bool is_fatal(const struct err *err)
            strncmp(err->sqlstate, "08", 2) == 0;
 }
 
-/* The statement is gone, or was of another schema: surely not done, and another connection will do
- * it. Once: where it fails again, something takes it away each time. */
+/* The statement is gone, or was of another schema: surely not done, and so are those behind it. */
+static bool is_void(const struct err *err)
+{
+    return strcmp(err->sqlstate, "26000") == 0 || strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
+}
+
+/* Once: where it is gone again, something takes it away each time. */
 static bool is_to_replay(const struct pipe *pipe, const struct pipe_call *call)
 {
-    bool good_elsewhere = strcmp(pipe->err.sqlstate, "26000") == 0 ||
-                          strcmp(pipe->err.sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
-
-    return pipe->failed && good_elsewhere && !call->replayed;
+    return pipe->failed && is_void(&pipe->err) && !call->replayed;
 }
 
 static void answer_call(struct pipe *pipe, struct pipe_call *call)
@@ -182,6 +185,16 @@ static void answer_call(struct pipe *pipe, struct pipe_call *call)
     call->done(call, &result);
 }
 
+static void end_if_fatal(struct pipe *pipe)
+{
+    if (pipe->state == PIPE_READY && pipe->failed && is_fatal(&pipe->err)) {
+        set_state(pipe, PIPE_ENDING);
+        pipe->broken_err = pipe->err;
+    }
+    if (pipe->state == PIPE_ENDING && (pipe->owed.count == 0 || !is_void(&pipe->broken_err)))
+        pipe_break(pipe, &pipe->broken_err);
+}
+
 static void end_call(struct pipe *pipe)
 {
     struct pipe_call *call = CONTAINER_OF(list_pop_front(&pipe->owed), struct pipe_call, node);
@@ -192,8 +205,7 @@ static void end_call(struct pipe *pipe)
         list_push_back(&pipe->replays, &call->node);
     else
         answer_call(pipe, call);
-    if (pipe->failed && is_fatal(&pipe->err))
-        pipe_break(pipe, &pipe->err);
+    end_if_fatal(pipe);
 }
 
 static bool read_identity(struct pipe *pipe)
@@ -313,7 +325,7 @@ static void take_result(struct pipe *pipe, PGresult *result)
 static bool owes_something(const struct pipe *pipe)
 {
     return pipe->state == PIPE_CHECKING || pipe->state == PIPE_PREPARING ||
-           (pipe->state == PIPE_READY && pipe->owed.count > 0);
+           ((pipe->state == PIPE_READY || pipe->state == PIPE_ENDING) && pipe->owed.count > 0);
 }
 
 static void read_notifications(struct pipe *pipe)

@@ -4,15 +4,17 @@
  * binary does not fit (schema.h), prepares the statements of its role, then carries calls. One call
  * is one statement and one Sync: its own transaction. Its done() is called when the Sync's answer
  * arrived, so a result is acted on only after its commit. Every result says which backend ran the
- * call. A call whose prepared statement is gone (DISCARD, DEALLOCATE) surely was not run: the pipe
- * breaks, and the call is replayed once on another (pipe_take_replay). When the connection breaks,
- * or the oldest call has been first in line for longer than its deadline (packets may get lost
- * without a close), the pipe only notes it (PIPE_BROKEN). Its owner sees that at the end of the
- * turn and calls pipe_fail_owed: UNKNOWN where the Sync was already handed to libpq, which may have
- * sent it, else NOT_DONE. States: RESOLVING -> CONNECTING -> CHECKING
- * -> PREPARING -> READY -> BROKEN, and from each to BROKEN. Never reused. Owner: pool. done() may
- * submit to the pool again, which sends later, never from inside done(). Notifications are handed
- * on as they come.
+ * call. A call whose prepared statement is gone (DISCARD, DEALLOCATE), or was of another schema,
+ * surely was not run: the pipe is sent nothing more, reads what it owes (ENDING: those behind such
+ * a call were not run either) and breaks; the calls are replayed once on another
+ * (pipe_take_replay). When the connection breaks, or the oldest call has been first in line for
+ * longer than its deadline (packets may get lost without a close), the pipe only notes it
+ * (PIPE_BROKEN). Its owner sees that at the end of the turn and calls pipe_fail_owed: UNKNOWN where
+ * the Sync was already handed to libpq, which may have sent it, else NOT_DONE. States: RESOLVING ->
+ * CONNECTING -> CHECKING
+ * -> PREPARING -> READY -> ENDING -> BROKEN, and from each to BROKEN. Never reused. Owner: pool.
+ * done() may submit to the pool again, which sends later, never from inside done(). Notifications
+ * are handed on as they come.
  */
 #ifndef PG_PIPE_H
 #define PG_PIPE_H
@@ -37,6 +39,7 @@ enum pipe_state {
     PIPE_CHECKING,
     PIPE_PREPARING,
     PIPE_READY,
+    PIPE_ENDING,
     PIPE_BROKEN
 };
 

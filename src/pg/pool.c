@@ -281,13 +281,14 @@ static void back_off(struct pool *pool)
  * us in and then refuses to work (it is read only, say). */
 static bool is_hopeless(const struct place *place, const struct err *err)
 {
-    bool says_nothing = err->sqlstate[0] == '\0' || strncmp(err->sqlstate, "57P", 3) == 0 ||
-                        strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
+    bool is_former =
+        strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0 && (place->leaving || is_proven(place));
 
-    return !place->was_ready || !says_nothing;
+    return !place->was_ready ||
+           (err->sqlstate[0] != '\0' && !is_former && strncmp(err->sqlstate, "57P", 3) != 0);
 }
 
-/* It is so of all connections, to whomever they lead: those that come will be better. */
+/* It is so of all connections to that server. */
 static bool is_useless(const struct err *err)
 {
     return strcmp(err->sqlstate, "25006") == 0 || strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
@@ -345,16 +346,24 @@ static void bury(struct pool *pool, struct place *place)
     replay(pool, pipe);
     if (pool->with.bound)
         fail_waiting(pool, UINT64_MAX);
-    if (is_useless(pipe_err(pipe)) && !was_leaving)
-        pool->with.on_useless(pool->with.ctx, pipe_err(pipe));
+    if (was_ready && is_useless(pipe_err(pipe)) && !was_leaving)
+        pool->with.on_useless(pool->with.ctx, pipe_err(pipe), &pipe_backend(pipe)->server);
     pipe_free(pipe);
 }
 
-void pool_leave(struct pool *pool, const struct err *why)
+/* A connection that is still being made may yet turn out to lead there. */
+static bool leads_to(const struct place *place, const struct server_run *server)
+{
+    return place->pipe != NULL && (server == NULL || !place->was_ready ||
+                                   server_run_equal(&pipe_backend(place->pipe)->server, server));
+}
+
+void pool_leave(struct pool *pool, const struct err *why, const struct server_run *server)
 {
     pool->leave_err = *why;
     for (size_t i = 0; i < pool->with.size; i++)
-        pool->places[i].leaving = pool->places[i].pipe != NULL;
+        if (leads_to(&pool->places[i], server))
+            pool->places[i].leaving = true;
     loop_again(pool->with.loop);
 }
 

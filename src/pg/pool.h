@@ -35,8 +35,8 @@ struct pool_setup {
     bool bound; /* a call belongs to the connection: it fails with it even before it was sent */
     void (*on_up)(void *ctx, const char *database); /* a connection became ready */
     void (*on_lost)(void *ctx); /* a ready one was lost; called before its calls fail */
-    /* A server refused to write, or the schema was made anew: no connection is good any more. */
-    void (*on_useless)(void *ctx, const struct err *err);
+    /* A server refused to write, or its schema was made anew: no connection to it is good. */
+    void (*on_useless)(void *ctx, const struct err *err, const struct server_run *server);
     void (*on_notified)(void *ctx, int by_pid, const char *payload); /* may be NULL */
     void *ctx;
 };
@@ -53,9 +53,10 @@ unsigned pool_idle(const struct pool *pool);
 
 bool pool_has_backend(const struct pool *pool, int pid);
 
-/* Gives up every connection for this reason: at once when it is idle or its calls are bound to it,
- * else when they have been answered. Others replace them. */
-void pool_leave(struct pool *pool, const struct err *why);
+/* Gives up every connection, or every one to this server (NULL: any), for this reason: at once when
+ * it is idle or its calls are bound to it, else when they have been answered. Others replace them.
+ */
+void pool_leave(struct pool *pool, const struct err *why, const struct server_run *server);
 
 /* How many calls wait or run. */
 size_t pool_running(const struct pool *pool);
