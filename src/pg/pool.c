@@ -188,7 +188,7 @@ static void leave_former_server(struct pool *pool, const struct place *newest)
 
     for (size_t i = 0; i < pool->with.size; i++) {
         struct place *place = &pool->places[i];
-        if (!place->was_ready || place->leaving ||
+        if (!place->was_ready || place->leaving || pipe_state(place->pipe) == PIPE_BROKEN ||
             server_run_equal(&pipe_backend(place->pipe)->server, now))
             continue;
         place->leaving = true;
