@@ -1,6 +1,7 @@
 """A running `awa-proxy serve`, for tests."""
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -27,6 +28,10 @@ class Proxy:
                  or self.process.poll() is not None)
         assert self.process.poll() is None, self.log()
         return self
+
+    def data_backends(self):
+        """The server processes of its data connections, in the order in which they came; some may have ended."""
+        return [int(pid) for pid in re.findall(r"pg_connected pool=data pid=(\d+)", self.log())]
 
     def stop(self, number=signal.SIGTERM):
         """Sends the signal and returns the exit code."""

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 
+from proxy_process import wait_for
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_S = 20
 
@@ -126,6 +128,17 @@ class Client:
 
     def call(self, **request):
         return self.answer(self.send(**request))
+
+    def ask_counts(self, times):
+        """Sends so many requests of which each is a call to Postgres of its own; their ids."""
+        return [self.send(queue_counts=pb.QueueCounts(queue="q")) for _ in range(times)]
+
+    def open_more(self, proxy):
+        """Makes its proxy have more than one data connection, all at rest: by more questions than one answers at once."""
+        asked = self.ask_counts(200)
+        wait_for(lambda: len(proxy.data_backends()) > 1)
+        for request_id in asked:
+            self.answer(request_id)
 
     def rest(self):
         """All frames up to the end of the stream, without the notices."""
