@@ -171,7 +171,8 @@ def test_trap_54_claim_stalled_between_commit_and_answer(world):
         ids_of(client.answer(stalled).enqueue_ok.results)
     assert [(j.job_id, j.attempt) for j in jobs] == [(i, 1) for i in ids]
     assert statuses(client.complete(*jobs)) == ["DONE"] * 2
-    assert re.findall(r"outcome_unknown call=(\w+)", world.log()) == ["claim", "enqueue"]
+    # More may follow: what was sent behind the enqueue.
+    assert re.findall(r"outcome_unknown call=(\w+)", world.log())[:2] == ["claim", "enqueue"]
 
 
 @together
