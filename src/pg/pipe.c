@@ -86,8 +86,9 @@ void pipe_break(struct pipe *pipe, const struct err *err)
 {
     if (pipe->state == PIPE_BROKEN)
         return;
+    if (pipe->state != PIPE_ENDING)
+        pipe->broken_err = *err;
     set_state(pipe, PIPE_BROKEN);
-    pipe->broken_err = *err;
     lookup_free(pipe->lookup);
     pipe->lookup = NULL;
     unwatch(pipe);
@@ -109,8 +110,8 @@ static void break_with_libpq(struct pipe *pipe)
 {
     char text[ERR_MESSAGE_BYTES];
 
-    if (pipe->failed || pipe->state == PIPE_ENDING) { /* why was said before, e.g. 57P01 */
-        pipe_break(pipe, pipe->state == PIPE_ENDING ? &pipe->broken_err : &pipe->err);
+    if (pipe->failed) { /* the server said why before it closed, e.g. 57P01 */
+        pipe_break(pipe, &pipe->err);
         return;
     }
     url_failure(pipe->connection, &pipe->hosts, text, sizeof text);
@@ -147,19 +148,18 @@ static void clear_segment(struct pipe *pipe)
     pipe->failed = false;
 }
 
-/* These say that the connection, or its prepared statements, can not be used any more. */
-static bool is_fatal(const struct err *err)
-{
-    return strncmp(err->sqlstate, "57P", 3) == 0 || strcmp(err->sqlstate, "25006") == 0 ||
-           strcmp(err->sqlstate, "26000") == 0 || strcmp(err->sqlstate, "0A000") == 0 ||
-           strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0 ||
-           strncmp(err->sqlstate, "08", 2) == 0;
-}
-
 /* The statement is gone, or was of another schema: surely not done, and so are those behind it. */
 static bool is_void(const struct err *err)
 {
     return strcmp(err->sqlstate, "26000") == 0 || strcmp(err->sqlstate, SQLSTATE_OTHER_SCHEMA) == 0;
+}
+
+/* These say that the connection, or its prepared statements, can not be used any more. */
+static bool is_fatal(const struct err *err)
+{
+    return is_void(err) || strncmp(err->sqlstate, "57P", 3) == 0 ||
+           strncmp(err->sqlstate, "08", 2) == 0 || strcmp(err->sqlstate, "25006") == 0 ||
+           strcmp(err->sqlstate, "0A000") == 0;
 }
 
 /* Once: where it is gone again, something takes it away each time. */
@@ -325,7 +325,7 @@ static void take_result(struct pipe *pipe, PGresult *result)
 static bool owes_something(const struct pipe *pipe)
 {
     return pipe->state == PIPE_CHECKING || pipe->state == PIPE_PREPARING ||
-           ((pipe->state == PIPE_READY || pipe->state == PIPE_ENDING) && pipe->owed.count > 0);
+           (pipe->state != PIPE_BROKEN && pipe->owed.count > 0);
 }
 
 static void read_notifications(struct pipe *pipe)

@@ -11,10 +11,9 @@
  * longer than its deadline (packets may get lost without a close), the pipe only notes it
  * (PIPE_BROKEN). Its owner sees that at the end of the turn and calls pipe_fail_owed: UNKNOWN where
  * the Sync was already handed to libpq, which may have sent it, else NOT_DONE. States: RESOLVING ->
- * CONNECTING -> CHECKING
- * -> PREPARING -> READY -> ENDING -> BROKEN, and from each to BROKEN. Never reused. Owner: pool.
- * done() may submit to the pool again, which sends later, never from inside done(). Notifications
- * are handed on as they come.
+ * CONNECTING -> CHECKING -> PREPARING -> READY -> ENDING -> BROKEN, and from each to BROKEN; why is
+ * said by what ended it first. Never reused. Owner: pool. done() may submit to the pool again,
+ * which sends later, never from inside done(). Notifications are handed on as they come.
  */
 #ifndef PG_PIPE_H
 #define PG_PIPE_H

@@ -197,6 +197,7 @@ static void leave_former_server(struct pool *pool, const struct place *newest)
     if (!found)
         return;
     err_set(&pool->leave_err, CODE_UNAVAILABLE, "the server, or the schema, is not the one it was");
+    loop_again(pool->with.loop); /* those that owe nothing go at once */
     if (pool->with.on_lost != NULL)
         pool->with.on_lost(pool->with.ctx);
 }

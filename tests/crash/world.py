@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import re
 import shutil
 import signal
 import subprocess
@@ -48,7 +47,6 @@ LEADER = """WITH held AS (SELECT pid, mode, classid::bigint << 32 | objid::bigin
               FROM held l WHERE l.mode = 'ExclusiveLock' AND l.key = awa.advisory_key('leader', 0)"""
 LIVING = """SELECT count(*) FROM awa.runtime_instances
             WHERE missing_since IS NULL AND awa.advisory_key('instance', instance) IN (SELECT key FROM awa.held_keys('ShareLock'))"""
-BACKENDS = re.compile(r"event=pg_connected pool=(\w+) pid=(\d+)")
 
 
 class Trouble(Exception):
@@ -110,10 +108,6 @@ class ProxyPlace:
         self.world.lost_proxies.add(self.proxy.process.pid)
         self.proxy.process.kill()
         self.proxy.process.wait()
-
-    def backends(self, pool):
-        """Server processes of its connections, the newest last; some may have ended."""
-        return [int(pid) for name, pid in BACKENDS.findall(self.proxy.log()) if name == pool]
 
 
 class World:
@@ -233,7 +227,7 @@ class World:
 
     def live_backends(self, place, pool):
         live = {pid for pid, in self.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'awa-proxy'")}
-        return [pid for pid in place.backends(pool) if pid in live]
+        return [pid for pid in place.proxy.backends(pool) if pid in live]
 
     def leaders(self):
         """(server process, pid of the proxy or None while it is not registered) of each session that leads."""

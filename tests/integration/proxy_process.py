@@ -29,9 +29,9 @@ class Proxy:
         assert self.process.poll() is None, self.log()
         return self
 
-    def data_backends(self):
-        """The server processes of its data connections, in the order in which they came; some may have ended."""
-        return [int(pid) for pid in re.findall(r"pg_connected pool=data pid=(\d+)", self.log())]
+    def backends(self, pool):
+        """The server processes of its connections ("data", "control"), the newest last; some may have ended."""
+        return [int(pid) for pid in re.findall(rf"event=pg_connected pool={pool} pid=(\d+)", self.log())]
 
     def stop(self, number=signal.SIGTERM):
         """Sends the signal and returns the exit code."""

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import re
 import select
 import signal
 import socket
@@ -25,7 +24,6 @@ OPTIONS = ("--drain-timeout-ms", "50", "--instance-missing-ms", str(MISSING_MS))
 LEADER = """SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'
                AND classid::bigint << 32 | objid::bigint = awa.advisory_key('leader', 0)
                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
-LOG_TIME = re.compile(r"pool=(\w+) pid=(\d+)")
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def start(awa_proxy, own_database, tmp_path):
         folder.mkdir()
         started.append(Proxy(awa_proxy, folder, url, *OPTIONS, *options))
         running = started[-1].wait_ready()
-        wait_for(lambda: backends(running, "control"))  # without it claims are refused once half of MISSING_MS is over
+        wait_for(lambda: running.backends("control"))  # without it claims are refused once half of MISSING_MS is over
         return running
 
     yield run
@@ -62,16 +60,11 @@ def leaders(url):
     return [pid for pid, in ask(url, LEADER)]
 
 
-def backends(proxy, pool):
-    """Every backend that was a connection of this pool of the proxy, the newest last."""
-    return [int(pid) for name, pid in LOG_TIME.findall(proxy.log()) if name == pool]
-
-
 def leader_of(url, proxies):
     """The proxy that leads now, if one of these does."""
     pids = leaders(url)
     assert len(pids) <= 1, "two leaders"
-    return next((p for p in proxies for pid in pids if backends(p, "control")[-1:] == [pid]), None)
+    return next((p for p in proxies for pid in pids if p.backends("control")[-1:] == [pid]), None)
 
 
 def wait_leader(url, proxies):
@@ -342,11 +335,11 @@ def test_ptrap_12_control_connection_killed_every_two_seconds(start, own_databas
     for cut in (proxies, proxies[1:], proxies, proxies[1:], proxies):
         time.sleep(0.1)  # the producer's proxy announces 20 times a second: now at once, so that a worker's proxy cut alone can not hear it
         next_s = time.monotonic() + 2
-        pids = [backends(p, "control")[-1] for p in cut]
+        pids = [p.backends("control")[-1] for p in cut]
         end_backends(own_database, pids)
         while time.monotonic() < next_s:
             slowest = max(slowest, latency_s(producer, worker))
-        wait_for(lambda: all(backends(p, "control")[-1] not in pids for p in proxies))
+        wait_for(lambda: all(p.backends("control")[-1] not in pids for p in proxies))
     said(capsys, f"control connections killed: slowest job waited {slowest * 1000:.0f} ms")
     assert slowest < TOLD_S
     wait_leader(own_database, proxies)
@@ -372,9 +365,9 @@ def test_ptrap_11_saturated_pool(start, own_database):
         for _ in range(5):
             for request in [filler.send(queue_counts=pb.QueueCounts(queue="q")) for _ in range(20)]:
                 filler.answer(request)
-        return len(backends(leader, "data")) == 2
+        return len(leader.backends("data")) == 2
     wait_for(is_full)
-    frozen = backends(leader, "data")
+    frozen = leader.backends("data")
     stop_backends(frozen, signal.SIGSTOP)
     try:
         waiting = [filler.send(enqueue=pb.Enqueue(jobs=[pb.NewJob(queue="q", kind="k")])) for _ in range(200)]
@@ -480,7 +473,7 @@ def test_ptrap_09_failover_without_closed_sockets(start, cluster, own_database, 
     Client(proxies[2].socket).counts("q")  # opens a data connection
     load = Load(proxies[:2])
     load.goes_on()
-    old = [pid for p in (*proxies, quiet) for pool in ("control", "data") for pid in backends(p, pool)]
+    old = [pid for p in (*proxies, quiet) for pool in ("control", "data") for pid in p.backends(pool)]
     try:
         set_read_only(cluster, "on")
         wait_for(lambda: all("event=pg_read_only" in p.log() for p in (*proxies, quiet)))

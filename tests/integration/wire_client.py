@@ -136,7 +136,7 @@ class Client:
     def open_more(self, proxy):
         """Makes its proxy have more than one data connection, all at rest: by more questions than one answers at once."""
         asked = self.ask_counts(200)
-        wait_for(lambda: len(proxy.data_backends()) > 1)
+        wait_for(lambda: len(proxy.backends("data")) > 1)
         for request_id in asked:
             self.answer(request_id)
 
